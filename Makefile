@@ -14,16 +14,10 @@ NEWER_VENV := .venv-newer
 SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_study_data.py
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# Every case is in one of the first four (tests/schedule.py), and in one of those that CI runs, the second and the last.
-QUICK := -m "not numerics and not long and not shown"
-NUMERICS := -m "numerics"
-LONG := -m "long"
-SHOWN := -m "shown"
-REST := -m "not numerics"
-# Of each kind; CI looks at fewer.
-RANDOM_MODELS ?= 100
+# Pages and docstrings, whose code is run, and what runs examples and studies.
+PAGES := README.md docs numpyro_wide studies/tests
 
-.PHONY: demo test test-numerics test-long test-shown test-rest mutants test-all test-newer test-newer-short newer-environment coverage lint bench docs wheel clean
+.PHONY: demo test test-as-compiled test-pages test-all mutants test-newer test-newer-short newer-environment coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -37,28 +31,25 @@ $(VENV)/.%-installed: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.examples-installed
 	$(BIN)/python -W ignore::FutureWarning examples/wrap_sample_predict.py
 
+# Two marks at tests say what is run: what bears neither by `make test`, what is not slow by CI, all by `make test-all`.
 test: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 $(PYTEST) $(QUICK) $(PYTEST_ARGS)
+	QUICK_COMPILE=1 $(PYTEST) -m "not as_compiled and not slow" $(PYTEST_ARGS)
 
-# As users compile: with all optimisations.
-test-numerics: $(VENV)/.dev-installed
-	$(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
+# With all optimisations.
+test-as-compiled: $(VENV)/.dev-installed
+	$(PYTEST) -m "as_compiled and not slow" $(PYTEST_ARGS)
 
-test-long: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=$(RANDOM_MODELS) $(PYTEST) $(LONG) $(PYTEST_ARGS)
+test-pages: $(VENV)/.dev-installed
+	QUICK_COMPILE=1 $(PYTEST) $(or $(PYTEST_ARGS),$(PAGES))
 
-test-shown: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 $(PYTEST) $(SHOWN) $(PYTEST_ARGS)
+test-all: $(VENV)/.dev-installed
+	$(PYTEST) -m as_compiled
+	QUICK_COMPILE=1 $(PYTEST) -m "not as_compiled" tests $(PAGES)
+	@$(MAKE) --no-print-directory test-newer
 
-# All but the numerics, in one session: what a case compiles, the next of its file finds.
-test-rest: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=$(RANDOM_MODELS) $(PYTEST) $(REST) $(PYTEST_ARGS)
-
-# Faults put into copies of the package, each of which a test must notice: all of them, or those whose texts hold ONLY.
+# Faults put into copies of the package, each of which a test must notice: all of them, or those that hold ONLY.
 mutants: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(BIN)/python -m tests.mutants $(if $(ONLY),"$(ONLY)")
-
-test-all: test-numerics test-rest test-newer
 
 test-newer:
 	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) test VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \
@@ -72,7 +63,7 @@ test-newer-short:
 	@$(MAKE) --no-print-directory test-newer PYTEST_ARGS="$(SHORT_TESTS)"
 
 coverage: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 $(PYTEST) --cov=numpyro_wide --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+	QUICK_COMPILE=1 $(PYTEST) --cov=numpyro_wide --cov-report=term-missing:skip-covered $(or $(PYTEST_ARGS),tests $(PAGES))
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

@@ -9,6 +9,9 @@ from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 
+os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn to files, never to a window
+os.environ["CI"] = "1"  # no progress bars
+
 # Workers with two threads of SciPy's BLAS each would wait for one another on two cores. Read at its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -23,17 +26,14 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) :][:1])
 
 import jax
-import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
-
-from tests import schedule
 
 # Tracing makes millions of objects: at Python's own thresholds a tenth of the time is spent looking for cycles.
 gc.set_threshold(50_000, 20, 50)
 
 # `make test` compiles quickly: some thousand programs that run once or twice each take three quarters of the time
-# without optimisations. What decides numerics is compiled as users compile, by `make test-numerics`. Code is generated
+# without optimisations. Tests marked `as_compiled` are compiled with them, as users compile. Code is generated
 # in one part: two workers keep two cores busy, and parts generated in parallel have come out wrong where neither fusion
 # emitters nor optimisations were left.
 if version("jaxlib").startswith("0.9."):  # others may not know the flags
@@ -44,7 +44,8 @@ if version("jaxlib").startswith("0.9."):  # others may not know the flags
         jax.config.update("jax_disable_most_optimizations", True)
     os.environ.setdefault("XLA_FLAGS", flags)
 
-collect_ignore_glob = ["docs/*.py"]  # they need what builds the documentation, which tests do not
+# They need what builds the documentation, which tests do not.
+collect_ignore = list(Path(__file__).parent.glob("docs/*.py"))
 
 
 def blocks_of_page(document):
@@ -69,28 +70,6 @@ pytest_collect_file = Sybil(parsers=[blocks_of_page], patterns=["README.md", "do
 
 MAPS = Path("/proc/self/maps")
 MAX_MAPS = 20_000
-
-
-def pytest_configure(config):
-    """Make the marks of the schedule known."""
-    for mark in schedule.MARKS:
-        config.addinivalue_line("markers", mark)
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(config, items):
-    """Mark every test with the part that it is in, unless that is ``make test``; put the longest files first.
-
-    With EVERY_OTHER=1, as in CI, half of the cases of large tables are left out.
-    """
-    if os.environ.get("EVERY_OTHER") == "1":
-        left_out = set(schedule.every_other(items))
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
-    for item in items:
-        if (part := schedule.part_of(item)) is not None:
-            item.add_marker(part)
-    items.sort(key=lambda item: not item.path.as_posix().endswith(schedule.LONGEST))
 
 
 def pytest_runtest_teardown(item, nextitem):

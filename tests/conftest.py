@@ -1,11 +1,7 @@
 """Fixtures shared by all tests."""
 
-import os
 import warnings
 from collections.abc import Iterator
-
-os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn to files, never to a window
-os.environ["CI"] = "1"  # no progress bars
 
 import jax
 import pytest

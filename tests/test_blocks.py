@@ -12,6 +12,7 @@ def function(draw):
     return {"hidden": jnp.tanh(draw["weights"]) @ draw["weights"].T, "label": draw["label"] + 1}
 
 
+@pytest.mark.fault("_blocks.py", "flat[repeated - size :]", "flat[-size:]")
 @pytest.mark.parametrize(("num_draws", "batch_size"), [(1, 1), (7, 1), (7, 3), (7, 5), (2003, 262), (7, 7), (7, 50)])
 def test_every_draw_is_mapped_once_and_in_order(num_draws, batch_size):
     weights = jax.random.normal(jax.random.key(0), (num_draws, 2, 3))

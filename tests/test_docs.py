@@ -180,6 +180,7 @@ def table(page, heading):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
+@pytest.mark.fault("../docs/figures/how_wide_seconds.csv", "1 x 64,collapsed,75 / 14,", "1 x 64,collapsed,95 / 14,")
 @pytest.mark.parametrize(("cost", "unit"), [("gradients", 1000), ("seconds", 1)])
 def test_the_tables_of_widths_show_the_rows_that_were_run(cost, unit):
     rows = pandas.read_csv(DOCS / "figures" / "how_wide.csv").dropna()
@@ -205,6 +206,7 @@ def test_the_table_of_scores_by_width_shows_the_rows_that_were_run():
         assert cell.replace("−", "-") == expected, place
 
 
+@pytest.mark.fault("../docs/figures/published_log_density.csv", "−0.70 ± 0.03", "−0.60 ± 0.03")
 def test_published_figures_stand_beside_the_rows_that_were_run():
     by_hand = pandas.read_csv(DOCS / "figures" / "uci_summary.csv")
     by_hand = by_hand[(by_hand["model"].str.rstrip("*") == "1 x 50, collapsed") & (by_hand["splits"] == 20)]
@@ -230,6 +232,7 @@ def pages():
     return [*DOCS.glob("*.md"), *DOCS.glob("*/*.md")]
 
 
+@pytest.mark.fault("../docs/mathematics.md", "$$ (evidence)", "$$ (proof)")
 def test_docstrings_cite_every_equation_and_no_other():
     labels = set(re.findall(r"^\$\$ \(([\w-]+)\)$", (DOCS / "mathematics.md").read_text(), re.MULTILINE))
     cited = {label for text in docstrings() for label in re.findall(r":eq:`([^`]*)`", text)}

@@ -67,6 +67,7 @@ def is_rounded(found, values):
     return any(abs(value - abs(as_number(found))) <= 0.501 * unit for value in values)
 
 
+@pytest.mark.fault("../docs/gallery/classes.md", "took 173, 494, 283 and 1231", "took 173, 494, 283 and 1331")
 @pytest.mark.parametrize("place", SECTIONS, ids=lambda place: " ".join(filter(None, place)))
 def test_numbers_in_prose_are_in_the_tables_of_their_figures(place):
     files, others = SECTIONS[place]
@@ -92,6 +93,7 @@ def assert_shown(cell, value, error=None):
         assert abs(float(text) - expected) <= 1.01 * 10.0 ** -len(text.partition(".")[2]), (cell, value, error)
 
 
+@pytest.mark.fault("../docs/guides/evidence.md", "| 4.22 ± 0.22 |", "| 4.62 ± 0.22 |")
 @pytest.mark.parametrize(
     ("heading", "column", "error"),
     [("| | evidence, width 8", "log_evidence", "error"), ("| | further rows", "conditional", "conditional_error")],

@@ -16,6 +16,7 @@ from numpyro.primitives import mutable
 
 from numpyro_wide import AmortizedForwardKL
 from tests.amortized.amortized_cases import ENTROPY, normal_model
+from tests.marks import parametrize
 
 positive = dist.constraints.positive
 
@@ -63,7 +64,7 @@ def dropout_guide(observed_values):
     numpyro.sample("theta", dist.Normal(loc, scale))
 
 
-@pytest.mark.parametrize("guide", [linen_guide, nnx_guide, dropout_guide])
+@parametrize("guide", [linen_guide, nnx_guide, dropout_guide], rest="slow")
 def test_flax_encoders(guide):
     optimiser = optax.adam(optax.cosine_decay_schedule(0.05, 1000))
     trainer = AmortizedForwardKL(normal_model, guide, optimiser, observed="x", batch_size=32)

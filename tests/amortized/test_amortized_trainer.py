@@ -27,6 +27,8 @@ from tests.amortized.amortized_cases import (
     normal_model,
 )
 
+pytestmark = pytest.mark.as_compiled
+
 KEY = jax.random.key(3)
 
 
@@ -47,6 +49,7 @@ def uninterrupted():
     return trainer().run(KEY, 150, progress_bar=False, held_out=50, evaluate_every=40)
 
 
+@pytest.mark.fault("amortized/_trainer.py", "draw(state.step - state.step % length)", "draw(state.step)")
 def test_run_goes_on_as_one_longer_run(uninterrupted):
     training = trainer()
     parts = [training.run(KEY, 37, progress_bar=False, held_out=50, evaluate_every=40)]
@@ -166,6 +169,9 @@ def test_held_out_loss_and_early_stopping():
     assert len(again.losses) == 0
 
 
+@pytest.mark.fault(
+    "amortized/_trainer.py", "best = best._replace(best_loss=loss)", "best = best._replace(best_loss=best.best_loss)"
+)
 def test_a_run_with_other_arguments_compares_by_its_own_held_out_simulations():
     """Losses of less noise are smaller: those of the run before would keep its parameters for ever."""
 
@@ -185,6 +191,7 @@ def test_a_run_with_other_arguments_compares_by_its_own_held_out_simulations():
     assert float(again.state.held_out.best_loss) == float(seen.best_loss)
 
 
+@pytest.mark.fault("amortized/_trainer.py", ", where=jnp.stack(is_finite).all(axis=0))", ")")
 def test_held_out_simulations_that_fail_are_left_out():
     """One in ten is NaN; those that are not have the posterior's entropy as their least loss."""
     training = trainer(optax.adam(0.02), failing_model, batch_size=16)

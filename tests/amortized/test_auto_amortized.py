@@ -78,6 +78,23 @@ def random_head(params):
     return {**params, "auto_head": {"kernel": kernel, "bias": 0.4 * jax.random.normal(keys[1], head["bias"].shape)}}
 
 
+@pytest.mark.fault(
+    "amortized/_families.py",
+    "return logsumexp(by_component + jnp.broadcast_to(weights, by_component.shape), axis=-1)",
+    "return logsumexp(by_component, axis=-1)",
+)
+@pytest.mark.fault(
+    "amortized/_families.py",
+    'return logits, jnp.einsum("kij,kj->ki", factor, loc), factor',
+    "return logits, loc, factor",
+)
+@pytest.mark.fault(
+    "amortized/_guide.py", "AffineTransform(self.loc, self.scale)", "AffineTransform(self.loc, 1 + 0 * self.scale)"
+)
+@pytest.mark.fault(
+    "amortized/_guide.py", "shift = target[:, first:end] - jnp", "shift = target[:, first:end] - 0 * jnp"
+)
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("factor", ["precision", "covariance"])
 @pytest.mark.parametrize("family", ["normal", "mixture"])
 def test_density_is_that_of_normals_in_unconstrained_coordinates(x64, family, factor):
@@ -181,7 +198,7 @@ def test_training_starts_from_the_moments_of_the_prior():
     assert draws["angle"].min() > -1 and draws["angle"].max() < 2
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_conjugate_posterior(trained):
     guide, params = trained
     for x in np.array([[0.3, -2.0, 1.0], [1.4, 0.3, -0.2]]):
@@ -267,6 +284,7 @@ def test_latents_left_out_are_marginalised_and_data_may_be_deterministic():
     np.testing.assert_allclose(draws["z"].var(), 0.09 / 1.09 + weights @ (means - mean) ** 2, rtol=0.15)
 
 
+@pytest.mark.fault("amortized/_guide.py", "low, 0.1 * least)", "low, low)")
 def test_data_over_orders_of_magnitude_enter_by_their_logarithm():
     def model():
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))

@@ -64,6 +64,7 @@ def test_a_run_goes_on_as_one_longer_run_and_holds_the_last_out():
     np.testing.assert_array_equal(trainer().run(KEY, 40, simulations=changed, **options).losses, whole.losses)
 
 
+@pytest.mark.fault("amortized/_given.py", "random.fold_in(shuffle_key, first // length)", "shuffle_key")
 def test_an_epoch_has_every_simulation_once_in_a_new_order():
     numbers = {"z": jnp.arange(26)}
     length, draw, gather = epochs(KEY, numbers, 6)

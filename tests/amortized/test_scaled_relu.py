@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 from numpyro_wide.wide_limit import empirical_ntk, linearize
 from studies._scaled_relu import ScaledReLU, inverse_time_schedule
+from tests.marks import parametrize
 
 WIDTHS = (32, 128, 512)
 NUM_SEEDS = 48
@@ -65,7 +65,7 @@ def test_the_kernel_at_the_start_approaches_its_limit_like_one_over_root_width()
     np.testing.assert_allclose(slope, -0.5, atol=4 / np.sqrt(2 * NUM_SEEDS * np.sum(steps**2)))
 
 
-@pytest.mark.parametrize("at", ["the start", "trained parameters", "traced parameters"])
+@parametrize("at", ["the start", "trained parameters", "traced parameters"], rest="slow")
 def test_the_twin_is_the_linearised_network(at):
     encoder, x = ScaledReLU(width=16, num_outputs=2), inputs()
     start, params = trained(encoder, x)

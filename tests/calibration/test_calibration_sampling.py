@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_wide.calibration import expected_coverage, from_guide, sbc_ranks, tarp, uniformity_p_value
+from tests.marks import parametrize
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 
@@ -114,7 +115,7 @@ def test_the_key_comes_first():
         from_guide(model, guide, {}, X, observed="y")
 
 
-@pytest.mark.parametrize("name", ["num_simulations", "num_draws", "batch_size"])
+@parametrize("name", ["num_simulations", "num_draws", "batch_size"], rest="slow")
 def test_numbers_of_draws_are_whole(name):
     for value in (0, 2.5, True):
         with pytest.raises(ValueError, match=rf"{name} must be a whole number of at least 1, but got {value}"):

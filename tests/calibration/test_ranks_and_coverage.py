@@ -16,6 +16,7 @@ from numpyro_wide.calibration import (
     uniformity_band,
     uniformity_p_value,
 )
+from tests.marks import parametrize
 
 S, L = 1000, 99
 MEAN_WEIGHT, POSTERIOR_SCALE = 0.8, 0.8**0.5  # θ ~ N(1, 2²), y | θ ~ N(θ, 1)
@@ -67,12 +68,12 @@ def all_p_values(found):
     }
 
 
-@pytest.mark.parametrize("name", ["exact", "exact, correlated"])
+@parametrize("name", ["exact", "exact, correlated"], rest="slow")
 def test_the_exact_posterior_passes(name):
     assert min(all_p_values(CASES[name]).values()) > TRUTH
 
 
-@pytest.mark.parametrize("name", ["too wide", "too narrow", "shifted"])
+@parametrize("name", ["too wide", "too narrow", "shifted"], rest="slow")
 def test_wrong_posteriors_are_found_by_every_method(name):
     assert max(all_p_values(CASES[name]).values()) < WRONG
 
@@ -86,7 +87,7 @@ def test_ranks_have_the_shapes_that_are_read_from_them():
     assert np.all(inside["too narrow"] < 0.42)
 
 
-@pytest.mark.parametrize("name", ["exact", "too wide", "too narrow"])
+@parametrize("name", ["exact", "too wide", "too narrow"], rest="slow")
 def test_coverage_is_that_of_the_normal_distribution(name):
     inflation = {"exact": 1.0, "too wide": 1.5, "too narrow": 0.7}[name]
     coverage = expected_coverage(CASES[name])["theta"]
@@ -262,6 +263,7 @@ def test_refuses_arguments_of_another_kind(call, message):
         call()
 
 
+@pytest.mark.fault("calibration.py", "array = np.array(values)", "array = np.asarray(values)")
 def test_simulations_hold_copies_of_real_numbers():
     truth, draws, density = np.arange(3.0), np.zeros((3, 9)), np.ones(3)
     held = Simulations({"z": truth}, {"z": draws}, {"y": truth}, density, draws)

@@ -19,6 +19,7 @@ from numpyro_wide import ReprioriseReadout, collapse_readout, repriorise
 from numpyro_wide.diagnostics import to_arviz
 from numpyro_wide.mcmc import PreconditionedCrankNicolson
 from tests.compilations import compilations
+from tests.marks import parametrize
 from tests.models import small_data
 
 X, Y = small_data(8)
@@ -56,7 +57,7 @@ def sampled(name):
     return mcmc
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=["repriorised", pytest.param("collapsed", marks=pytest.mark.as_compiled)])
 def run(request):
     _, model, fields = KERNELS[request.param]
     mcmc = sampled(request.param)
@@ -239,7 +240,7 @@ def test_draws_that_were_not_stored_are_asked_for():
         to_arviz(stub({"net.hidden": draws["sigma"], **draws}), network, X, Y, log_likelihood=False)
 
 
-@pytest.mark.parametrize("model", [network, COLLAPSED])
+@parametrize("model", [network, COLLAPSED], rest="slow")
 def test_forgotten_observations_are_asked_for(model):
     draws = prior_draws()
     if model is COLLAPSED:
@@ -288,7 +289,7 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("case", EVENTS)
+@parametrize("case", EVENTS, rest="slow")
 def test_an_event_of_rows_is_split_into_observations(case):
     fn, y, by_row = EVENTS[case]
     model = likelihood(fn)
@@ -319,7 +320,7 @@ def test_loo_of_a_model_without_plates():
         assert az.loo(idata).n_data_points == len(X)
 
 
-@pytest.mark.parametrize("model", [network, REPRIORISED, COLLAPSED], ids=["plain", "repriorised", "collapsed"])
+@parametrize("model", [network, REPRIORISED, COLLAPSED], ids=["plain", "repriorised", "collapsed"], rest="slow")
 def test_a_second_call_compiles_nothing(model):
     draws = prior_draws()
     if model is COLLAPSED:
@@ -352,7 +353,7 @@ def expected_log_likelihood(posterior, sharpness, noise):
     return stats.norm.logpdf(Y, np.tanh(sharpness * X @ hidden) @ w, noise).sum(-1)
 
 
-@pytest.mark.parametrize("form", ["plain", "repriorised", "collapsed"])
+@parametrize("form", ["plain", "repriorised", "collapsed"], rest="slow")
 def test_the_model_is_looked_at_as_it_is_at_the_call(form, monkeypatch):
     """A notebook cell run again: a global, then an attribute of an argument, changes between two calls."""
     cfg, draws = SimpleNamespace(noise=0.3), prior_draws(changing, SimpleNamespace(noise=0.3))
@@ -379,7 +380,7 @@ def test_the_model_is_looked_at_as_it_is_at_the_call(form, monkeypatch):
     assert np.abs(found[1] - found[0]).max() > 1 and np.abs(found[2] - found[1]).max() > 1
 
 
-@pytest.mark.parametrize("width", [1, 30])
+@parametrize("width", [1, 30], rest="slow")
 def test_a_loop_over_the_width_of_a_network(width, monkeypatch):
     monkeypatch.setitem(globals(), "WIDTH", width)
     draws = prior_draws()

@@ -74,6 +74,8 @@ def function_of(model, mcmc):
     return np.asarray(mean).reshape(2, 30, -1)
 
 
+@pytest.mark.fault("diagnostics/_summary.py", "jnp.ravel(fit.loc + mean)", "jnp.ravel(mean)")
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("form", ["collapsed", "repriorised"])
 def test_the_function_is_that_with_the_readout_integrated_out(form, request):
     mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
@@ -87,6 +89,7 @@ def test_the_function_is_that_with_the_readout_integrated_out(form, request):
     assert found.num_distinct.tolist() == distinct
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("form", ["collapsed", "repriorised"])
 def test_scalar_sites_one_by_one(form, request):
     mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
@@ -105,6 +108,7 @@ def test_scalar_sites_one_by_one(form, request):
         assert site.quantiles == {level: np.quantile(values, level) for level in (0.1, 0.5)}
 
 
+@pytest.mark.as_compiled
 def test_the_sampler_and_the_size(collapsed, repriorised):
     found, fields = summary(collapsed, COLLAPSED, X, Y), collapsed.get_extra_fields()
     assert (found.num_chains, found.num_draws, found.num_features) == (2, 30, WIDTH)
@@ -123,6 +127,7 @@ def test_the_sampler_and_the_size(collapsed, repriorised):
     assert found.num_parameters == 1 + 3 + 1 + WIDTH + 2 * WIDTH
 
 
+@pytest.mark.as_compiled
 def test_draws_of_a_plain_model_are_judged_by_the_same_function():
     mcmc = run(NUTS(network, max_tree_depth=3))
     plain, wrapped = (summary(mcmc, model, X, Y) for model in (network, COLLAPSED))
@@ -136,6 +141,8 @@ def test_draws_of_a_plain_model_are_judged_by_the_same_function():
     assert f"gradients of the last draw by chain: {last}" in str(plain)
 
 
+@pytest.mark.fault("diagnostics/_to_arviz.py", "new=start - first", "new=0")
+@pytest.mark.as_compiled
 def test_without_recorded_features_the_function_is_that_of_the_weights():
     draws = draws_of((2, 33))  # no multiple of a block's draws
     draws["w"] = np.random.default_rng(1).normal(size=(2, 33, WIDTH, 2)).astype("f")
@@ -149,6 +156,7 @@ def test_without_recorded_features_the_function_is_that_of_the_weights():
     assert {name for name, site in found.sites.items() if not site.is_exchangeable} == {"extra"}
 
 
+@pytest.mark.as_compiled
 def test_classes_are_looked_at_by_their_probabilities():
     def classifier(x, labels=None):
         hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 20]).to_event(2))
@@ -176,6 +184,7 @@ def test_classes_are_looked_at_by_their_probabilities():
     assert str(found).startswith("2 chains of 30 draws; 80 parameters, 20 features\nfunction at the inputs (at all")
 
 
+@pytest.mark.as_compiled
 def test_one_chain_is_split_into_its_halves():
     mcmc = run(PreconditionedCrankNicolson(COLLAPSED), num_chains=1)
     found = summary(mcmc, COLLAPSED, X, Y)
@@ -187,6 +196,7 @@ def test_one_chain_is_split_into_its_halves():
     assert found.step_size.shape == (1,) and str(found).startswith("1 chain of 30 draws")
 
 
+@pytest.mark.as_compiled
 def test_a_run_in_pieces_gives_the_same(tmp_path):
     mcmc = MCMC(SplitHMC(COLLAPSED), **OPTIONS)
     drawn = run_in_pieces(mcmc, tmp_path, KEY, X, Y, num_samples=60, extra_fields=("num_grad",), progress_bar=False)
@@ -214,6 +224,7 @@ def draws_of(shape, moves=True, seed=0):
     return draws if moves else {name: np.repeat(value[:, :1], shape[1], axis=1) for name, value in draws.items()}
 
 
+@pytest.mark.as_compiled
 def test_chains_that_stand_still_are_told_of():
     one = {name: value[:1].repeat(2, 0) for name, value in draws_of((2, 20), moves=False).items()}
     assert "no draw moves it" in str(summary(stub(one), COLLAPSED, X, Y))
@@ -223,6 +234,7 @@ def test_chains_that_stand_still_are_told_of():
     assert "stands still" not in str(summary(stub(moving), COLLAPSED, X, Y))
 
 
+@pytest.mark.as_compiled
 def test_forgotten_arguments_of_the_model_are_told():
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'(.|\\n)*pass those of the fit"):
         summary(stub(draws_of((2, 20))), COLLAPSED)
@@ -243,6 +255,7 @@ def numbers(found):
     return f"R-hat {entries[largest][0]:.3f} of {largest}, least ESS {entries[least][1]:.0f} of {least}"
 
 
+@pytest.mark.as_compiled
 def test_the_last_line_is_a_verdict():
     draws = draws_of((2, 2000))
     found = judged(draws)
@@ -260,6 +273,10 @@ def test_the_last_line_is_a_verdict():
     assert not drifting.is_converged and drifting.verdict == "not converged: the energy drifts, run longer"
 
 
+@pytest.mark.fault(
+    "diagnostics/_summary.py", "if worst.rhat > _LARGEST_RHAT or least.ess < _LEAST_ESS:", "if least.ess < _LEAST_ESS:"
+)
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("correlation, scale, times", [(0.75, 1.0, 5), (0.0, 1.3, 2)])
 def test_chains_that_agree_may_be_too_short_for_intervals(correlation, scale, times):
     draws = draws_of((2, 800))
@@ -274,6 +291,9 @@ def test_chains_that_agree_may_be_too_short_for_intervals(correlation, scale, ti
     assert not found.is_converged
 
 
+@pytest.mark.fault("diagnostics/_summary.py", "or not site.is_exchangeable", "or name")
+@pytest.mark.fault("diagnostics/_to_arviz.py", "self._latent.keys() - hidden if", "set() if")
+@pytest.mark.as_compiled
 def test_units_may_trade_places_and_what_is_outside_of_the_features_may_not():
     draws = draws_of((2, 2000))
     draws["hidden"] = np.sort(draws["hidden"], axis=-1)
@@ -285,6 +305,8 @@ def test_units_may_trade_places_and_what_is_outside_of_the_features_may_not():
     assert "of site 'slopes[" in judged(draws).verdict
 
 
+@pytest.mark.fault("_checks.py", "num_distinct < 0.2", "num_distinct.sum() < 0.2")
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("look", [summary, to_arviz])
 def test_chains_that_do_not_move_are_warned_of(look):
     moving, still = draws_of((2, 100)), draws_of((2, 100), moves=False)
@@ -297,6 +319,8 @@ def test_chains_that_do_not_move_are_warned_of(look):
     look(stub(both), COLLAPSED, X, Y)
 
 
+@pytest.mark.fault("diagnostics/_summary.py", "_LARGEST_DRIFT = 3.0", "_LARGEST_DRIFT = 300.0")
+@pytest.mark.as_compiled
 def test_an_energy_that_drifts_is_told():
     draws, rng = draws_of((2, 100)), np.random.default_rng(0)
     energy = rng.normal(50, 5, (2, 100))
@@ -330,6 +354,7 @@ def test_a_start_far_away_in_single_precision_is_told():
     assert found.accept_prob > 0.5 and found.energy_drift[0] > 3 and "the energy drifts" in str(found)
 
 
+@pytest.mark.as_compiled
 def test_an_energy_that_single_precision_does_not_resolve_is_told():
     energy = np.full((2, 20), 2.0**25, np.float32)
     found = summary(stub(draws_of((2, 20)), potential_energy=energy), COLLAPSED, X, Y)
@@ -337,6 +362,7 @@ def test_an_energy_that_single_precision_does_not_resolve_is_told():
     assert summary(stub(draws_of((2, 20)), potential_energy=energy.astype(float)), COLLAPSED, X, Y).energy_error < 1e-8
 
 
+@pytest.mark.fault("diagnostics/_summary.py", "errors[:, -1]", "errors[:, 0]")
 @pytest.mark.parametrize("form", ["collapsed", "repriorised"])
 @pytest.mark.slow
 def test_a_sampled_noise_that_single_precision_does_not_resolve_is_told(form):
@@ -369,6 +395,7 @@ def test_a_sampled_noise_that_single_precision_does_not_resolve_is_told(form):
     assert exact.evidence_error < 1e-4
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("form", ["collapsed", "repriorised", "plain"])
 def test_draws_that_were_not_stored(form):
     model = {"collapsed": COLLAPSED, "repriorised": REPRIORISED, "plain": network}[form]
@@ -381,6 +408,7 @@ def test_draws_that_were_not_stored(form):
     assert "extra" in found.sites
 
 
+@pytest.mark.as_compiled
 def test_it_fits_on_a_screen_and_into_a_notebook(collapsed):
     found = summary(collapsed, COLLAPSED, X, Y)
     lines = str(found).splitlines()
@@ -394,6 +422,7 @@ def test_it_fits_on_a_screen_and_into_a_notebook(collapsed):
     assert "<td>sigma</td>" in html and html.count("<tr") == 1 + len(found.sites)
 
 
+@pytest.mark.as_compiled
 def test_more_entries_than_are_looked_at_are_thinned():
     def line(x, y=None):
         slope = numpyro.sample("slope", dist.Normal(0, 1))
@@ -406,6 +435,7 @@ def test_more_entries_than_are_looked_at_are_thinned():
     np.testing.assert_allclose(found.function.rhat, found.sites["slope"].rhat, rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_mistakes_are_refused(collapsed):
     with pytest.raises(TypeError, match=r"the order is summary\(mcmc, model, x, y\)"):
         summary(COLLAPSED, collapsed, X, Y)

@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 
 from numpyro_wide.distributions import BernoulliDropout, DegenerateNormal, GaussianDropout
+from tests.marks import parametrize
 
 ROWS = np.array([[1.0, -2.0, 0.5], [0.3, 0.4, -1.2]])
 LOC = np.array([0.5, -1.0, 2.0])
@@ -26,7 +27,7 @@ def examples():
     ]
 
 
-@pytest.mark.parametrize("index", range(6))
+@parametrize("index", range(6), rest="as_compiled")
 def test_shapes_moments_support_and_transformations(index):
     d = examples()[index]
     n = 40000
@@ -51,6 +52,7 @@ def test_shapes_moments_support_and_transformations(index):
     assert d.expand((4, *d.batch_shape)).sample(jax.random.key(0)).shape == (4, *d.batch_shape, 3)
 
 
+@pytest.mark.as_compiled
 def test_degenerate_density_in_coordinates(x64):
     q, r = np.linalg.qr(BASIS)
     d = DegenerateNormal(LOC, BASIS, SCALE)
@@ -67,6 +69,7 @@ def test_degenerate_density_in_coordinates(x64):
     np.testing.assert_allclose(full.log_prob(point), proper.log_prob(point), rtol=1e-8)
 
 
+@pytest.mark.as_compiled
 def test_gaussian_dropout_density_integrates_to_one(x64):
     d = GaussianDropout(ROWS[0], 0.6)
     s = np.linspace(-8, 10, 4001)
@@ -75,6 +78,7 @@ def test_gaussian_dropout_density_integrates_to_one(x64):
     np.testing.assert_allclose(np.trapezoid(density, length), 1.0, rtol=1e-8)
 
 
+@pytest.mark.as_compiled
 def test_bernoulli_draws_are_atoms_and_the_relaxed_gradient_has_a_value():
     d = BernoulliDropout(ROWS, 0.4, temperature=0.05)
     draws = d.sample(jax.random.key(0), (2000,))
@@ -92,7 +96,7 @@ def test_bernoulli_draws_are_atoms_and_the_relaxed_gradient_has_a_value():
     assert np.isfinite(jax.grad(mean_first)(1.0, 0.2))
 
 
-@pytest.mark.parametrize("index", range(6))
+@parametrize("index", range(6), rest="as_compiled")
 def test_gradients_are_finite_and_vmap_works(index):
     d = examples()[index]
     value = d.sample(jax.random.key(1))
@@ -107,7 +111,7 @@ def test_gradients_are_finite_and_vmap_works(index):
     assert jax.vmap(d.sample)(keys).shape == (3, *d.shape())
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, int])
+@parametrize("dtype", [jnp.float16, jnp.bfloat16, int], rest="as_compiled")
 def test_numbers_of_any_type_will_do(dtype):
     line = DegenerateNormal(jnp.zeros(2, dtype), jnp.ones((2, 1), dtype), jnp.ones(1, dtype))
     assert line.log_prob(line.sample(jax.random.key(0))).dtype == jnp.float32

@@ -17,6 +17,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 from sklearn.datasets import load_diabetes, load_digits
 
 from numpyro_wide.elbo import TemperedTraceMeanFieldELBO
+from tests.marks import parametrize
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2)), "f")
 Y = jnp.sin(X[:, 0]) + 0.1
@@ -80,11 +81,13 @@ GUIDES = {
 }
 
 
-@pytest.mark.parametrize(
+@pytest.mark.as_compiled
+@parametrize(
     "options",
     [{}, {"num_particles": 3}, {"num_particles": 3, "vectorize_particles": False, "sum_sites": False}],
+    rest="slow",
 )
-@pytest.mark.parametrize("kind", GUIDES)
+@parametrize("kind", GUIDES, rest="slow")
 def test_is_numpyros_program_at_eta_one(kind, options):
     """The same operations in the same order, so the same bits wherever it is compiled."""
     model, guide, params = GUIDES[kind]()
@@ -101,7 +104,7 @@ def test_is_numpyros_program_at_eta_one(kind, options):
     assert program(given) == expected
 
 
-@pytest.mark.parametrize("options", [{}, {"num_particles": 3}])
+@parametrize("options", [{}, {"num_particles": 3}], rest="slow")
 def test_is_numpyros_bit_for_bit_at_eta_one(options):
     model, guide, params = GUIDES["written"]()
 
@@ -113,7 +116,11 @@ def test_is_numpyros_bit_for_bit_at_eta_one(options):
     jax.tree.map(np.testing.assert_array_equal, ours, evaluate(TraceMeanField_ELBO(**options)))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_particles": 4}])
+@pytest.mark.fault("elbo/_tempered.py", "self.tau * p / self.num_neurons", "self.tau / self.num_neurons")
+@pytest.mark.fault(
+    "elbo/_tempered.py", 'msg["is_observed"] and not self.is_guide', 'msg["is_observed"] or self.is_guide'
+)
+@parametrize("options", [{}, {"num_particles": 4}], rest="slow")
 def test_only_the_kl_is_tempered(options):
     _, params = prepared(model, written_guide)
     args = jax.random.key(2), params, model, written_guide, X, Y
@@ -140,6 +147,7 @@ def test_only_the_kl_is_tempered(options):
     np.testing.assert_allclose(all_tempered[0]["w"], 0.3 * kl, rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_joint_guide_is_tempered_as_a_whole():
     _, guide, params = GUIDES["AutoDiagonalNormal"]()
     args = jax.random.key(2), params, model, guide, X, Y
@@ -151,6 +159,7 @@ def test_joint_guide_is_tempered_as_a_whole():
         TemperedTraceMeanFieldELBO(eta={"w": 0.5}).loss(*args)
 
 
+@pytest.mark.as_compiled
 def test_flax_sites_by_name_and_training():
     _, guide, params = GUIDES["flax"]()
     loss = TemperedTraceMeanFieldELBO(eta=lambda site: 0.1 if "Dense_0" in site else 1.0)
@@ -166,6 +175,7 @@ def test_flax_sites_by_name_and_training():
     assert fit.losses[-1] < fit.losses[0]
 
 
+@pytest.mark.as_compiled
 def test_mutable_state_is_carried():
     loss = TemperedTraceMeanFieldELBO(eta=0.5)
     svi = SVI(counting_model, written_guide, numpyro.optim.Adam(0.01), loss)
@@ -180,6 +190,7 @@ def test_mutable_state_is_carried():
     assert state.mutable_state["calls"]["count"] == start + 4
 
 
+@pytest.mark.as_compiled
 def test_minibatch_gradients_average_to_the_full_one(x64):
     x, y = jnp.asarray(X, float), jnp.asarray(Y, float)
 
@@ -203,7 +214,7 @@ def test_minibatch_gradients_average_to_the_full_one(x64):
     assert float(jnp.std(each["loc"], 0).max()) > 1e-3
 
 
-@pytest.mark.parametrize("dataset", ["digits", "diabetes"])
+@parametrize("dataset", ["digits", "diabetes"], rest="slow")
 def test_balance_of_the_two_terms_against_width(dataset):
     """Huix 2022, Figures 5 and 6: untrained ReLU network, prior variance 1/5, guide scale 1e-3."""
     x, y = (load_digits if dataset == "digits" else load_diabetes)(return_X_y=True)
@@ -248,6 +259,7 @@ def test_balance_of_the_two_terms_against_width(dataset):
     np.testing.assert_allclose(plain * np.array(widths), plain[0] * widths[0], rtol=0.01)
 
 
+@pytest.mark.as_compiled
 def test_number_of_observations_from_plates():
     def two_groups(y, z):
         w = numpyro.sample("w", dist.Normal(0, 1))
@@ -266,6 +278,7 @@ def test_number_of_observations_from_plates():
     assert by_plates == given != TemperedTraceMeanFieldELBO(num_neurons=50, num_observations=16).loss(*args)
 
 
+@pytest.mark.as_compiled
 def test_eta_may_be_traced():
     _, params = prepared(model, written_guide)
     args = jax.random.key(2), params, model, written_guide, X, Y

@@ -30,6 +30,7 @@ from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collaps
 from numpyro_wide.estimators._scoring import chain_weights
 from numpyro_wide.wide_limit import WideLimitFit
 from tests.compilations import compilations
+from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(2)
 X = np.random.default_rng(0).uniform(-2, 2, (40, 2))
@@ -58,7 +59,7 @@ def run(judge, optima=()):
     return found and found[1:], str(report)
 
 
-@pytest.mark.parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 83)])
+@parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 83)], rest="slow")
 def test_adam_takes_as_many_steps_as_a_twentieth_of_the_budget_pays_for(seconds, num_steps, monkeypatch):
     def start(*_, num_steps, **__):
         raise RuntimeError(f"{num_steps} steps")
@@ -69,6 +70,7 @@ def test_adam_takes_as_many_steps_as_a_twentieth_of_the_budget_pays_for(seconds,
         run(None)
 
 
+@pytest.mark.fault("estimators/_chains.py", "    if affordable >= _FEWEST_STEPS:", "    if True:")
 def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
     monkeypatch.setattr(_chains, "init_to_optimum", None)
     monkeypatch.setattr(_chains, "gradient_seconds", lambda *_: 2e3)
@@ -76,7 +78,9 @@ def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
     assert found is None and "1000000 seconds are left, too few for a finite network" in report
 
 
-@pytest.mark.parametrize(
+@pytest.mark.fault("estimators/_chains.py", "parts = jnp.split(z, ends[:-1])", "parts = jnp.split(z[::-1], ends[:-1])")
+@pytest.mark.fault("estimators/_chains.py", "0.5 * jnp.sum(z**2) - log_evidence", "-log_evidence")
+@parametrize(
     "network",
     [
         Network(1, 4, "erf", None, by_row=True),
@@ -84,6 +88,7 @@ def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
         Network(1, 4, "relu", 2, by_row=False),
         Network(1, 4, "erf", 2, by_row=False, is_latent=False),
     ],
+    rest="slow",
 )
 def test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant(network):
     y = Y if network.num_outputs is None else np.stack([Y, Y**2], axis=1)
@@ -98,6 +103,7 @@ def test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant(networ
     np.testing.assert_allclose(found - found[0], expected[0] - jnp.stack(expected), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.fault("estimators/_chains.py", "optima[chain % len(optima)]", "optima[0]")
 def test_chains_start_near_the_optima_in_turn(monkeypatch):
     monkeypatch.setattr(_chains, "init_to_optimum", None)
     optima = [{"hidden.hidden_0.kernel": np.full((2, 4), size), "hidden.hidden_0.bias": np.ones(4)} for size in (9, -9)]
@@ -114,7 +120,7 @@ def test_chains_start_near_the_optima_in_turn(monkeypatch):
     assert np.isfinite(mcmc.get_samples()["hidden.hidden_0.kernel"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_a_single_chain_starts_near_an_optimum():
     form = {"optima": [{"hidden.hidden_0.kernel": np.ones((2, 4))}], "key": jax.random.key(0)}
     with Clock(300.0) as clock:
@@ -123,6 +129,8 @@ def test_a_single_chain_starts_near_an_optimum():
     assert mcmc.get_samples()["hidden.hidden_0.kernel"].shape[1:] == (2, 4)
 
 
+@pytest.mark.fault("estimators/_chains.py", "target._replace(used=held)", "target")
+@pytest.mark.fault("estimators/_chains.py", "held[None] * ", "")
 def test_noise_by_row_is_constant_at_first(monkeypatch):
     starts = []
 
@@ -156,7 +164,8 @@ def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():
     assert gradient_seconds(10_000, 3, 50) == pytest.approx(3 * small, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.fault("estimators/_chains.py", "if is_settled or affordable", "if lines or affordable")
+@pytest.mark.as_compiled
 def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     seen = []
 
@@ -174,7 +183,10 @@ def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     assert mcmc.get_extra_fields(group_by_chain=True)["num_grad"].shape == (2, 200)
 
 
-@pytest.mark.slow
+@pytest.mark.fault(
+    "estimators/_chains.py", "affordable if affordable < 6 * num_samples else 2 * num_samples", "2 * num_samples"
+)
+@pytest.mark.as_compiled
 def test_chains_go_on_to_the_end_of_the_budget_where_no_run_twice_as_long_could_follow(monkeypatch):
     affordable = iter((10_000, 2200, 200))
     monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
@@ -184,7 +196,8 @@ def test_chains_go_on_to_the_end_of_the_budget_where_no_run_twice_as_long_could_
     assert "800 warmup steps and 2200 after them" in report
 
 
-@pytest.mark.slow
+@pytest.mark.fault("estimators/_chains.py", "num_samples >= 3 * _NUM_SAMPLES", "num_samples >= _NUM_SAMPLES")
+@pytest.mark.as_compiled
 def test_the_first_look_is_the_last_where_the_budget_pays_for_no_second(monkeypatch):
     affordable = iter((1100, 100))
     monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
@@ -193,6 +206,7 @@ def test_the_first_look_is_the_last_where_the_budget_pays_for_no_second(monkeypa
     assert num_steps == 200 + 200 + 1000  # as many as there are kept draws, five times
 
 
+@pytest.mark.fault("estimators/_chains.py", "affordable <= num_samples:", "num_steps > 1000:")
 def test_chains_that_never_settle_end_with_the_budget():
     looks = []
 
@@ -204,7 +218,8 @@ def test_chains_that_never_settle_end_with_the_budget():
     assert run(judge)[0][1] == 200 + 200 + 3 * 200 and len(looks) == 2
 
 
-@pytest.mark.parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)])
+@pytest.mark.fault("estimators/_policy.py", "noise_scale**2 < rounding", "noise_scale**2 < 0")
+@parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)], rest="slow")
 def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_double):
     scales = SCALES | {"readout_w_std": readout_w_std}
     noise = scales.pop("noise")
@@ -219,6 +234,11 @@ def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_dou
     assert np.isfinite(float(sites["y"]["fn"].log_prob(sites["y"]["value"]))) is not is_double
 
 
+@pytest.mark.fault(
+    "estimators/_chains.py",
+    "round(len(moments[0]) * np.cumsum(weights))",
+    "round(len(moments[0]) * np.cumsum(0 * weights + 1 / num_chains))",
+)
 def test_chains_that_predict_rows_left_out_better_have_more_draws():
     random = np.random.default_rng(0)
     network, draws = Network(1, 4, "erf", None, False), np.arange(200.0)
@@ -246,6 +266,7 @@ def test_weights_of_chains_are_halfway_to_the_best_mixture():
     assert np.isfinite(chain_weights(np.array([[0.0], [-1e4]]))).all()
 
 
+@pytest.mark.fault("estimators/_chains.py", "if not found.unsettled:", "if found.largest > 0:")
 def test_judgement_of_chains():
     random = np.random.default_rng(0)
     y, variance = np.zeros((20, 1)), np.ones((800, 20, 1))
@@ -265,6 +286,11 @@ def test_judgement_of_chains():
     assert "a single chain" in convergence(moving, variance, y, 1)[1][-1]
 
 
+@pytest.mark.fault(
+    "estimators/_chains.py",
+    "for chain in chains])\n    num_lost",
+    "for chain in chains]) * 0 + np.arange(is_finite.size)\n    num_lost",
+)
 def test_draws_that_are_not_finite_are_left_out_and_counted():
     function = [RANDOM.normal(size=(40, 5, 1)) for _ in range(3)]
     kept, num_chains, lines = finite_draws(tuple(function), 4)
@@ -280,8 +306,8 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
         finite_draws((np.full((40, 5, 1), np.nan),), 4)
 
 
-@pytest.mark.parametrize("noise", ["constant", "by_row"])
-@pytest.mark.slow
+@pytest.mark.as_compiled
+@parametrize("noise", ["constant", "by_row"], rest="slow")
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
     monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True))
 

@@ -15,6 +15,7 @@ from numpyro_wide.estimators._classifier import DrawnClasses
 from numpyro_wide.estimators._policy import without_copies
 from numpyro_wide.estimators._posteriors import Network
 from numpyro_wide.wide_limit._label_regression import Calibration
+from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(45, 2))
@@ -22,7 +23,7 @@ QUICK = {"activation": "erf", "depth": 1, "input_scale": False, "progress_bar": 
 WORDS = np.array(["low", "middle", "high"])[np.digitize(X[:, 0] + 0.2 * RANDOM.normal(size=45), [-0.5, 0.5])]
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_the_fit_is_a_limit_of_its_labels():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, X[:, 0] > 0)
     assert isinstance(model.fit_, wide_limit.WideLimitFit) and model.fit_.likelihood == "bernoulli"
@@ -30,6 +31,7 @@ def test_the_fit_is_a_limit_of_its_labels():
     np.testing.assert_allclose(model.predict_proba(X), model.fit_.predict(inputs), rtol=1e-9)
 
 
+@pytest.mark.fault("estimators/_policy.py", "4 * len(by_target) < len(x) or (", "(")
 def test_labels_that_were_measured_twice_are_no_copies():
     """Each of 26 inputs has two labels that say nothing of it: the mean of all labels is predicted."""
     random = np.random.default_rng(1)
@@ -41,7 +43,7 @@ def test_labels_that_were_measured_twice_are_no_copies():
         assert len(without_copies(x, x[:, 0] > 0, Report("copies"))[0]) == 26
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_words_for_labels_and_what_is_told():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, WORDS)
     assert model.classes_.tolist() == ["high", "low", "middle"] and model.score(X, WORDS) > 0.8
@@ -65,6 +67,11 @@ def test_chains(labels):
     assert "chains minus limit" in str(model.report_)
 
 
+@pytest.mark.fault(
+    "estimators/_classifier.py",
+    "self.weight * probs + (1 - self.weight) * self.limit.fit.predict(x)",
+    "(1 - self.weight) * probs + self.weight * self.limit.fit.predict(x)",
+)
 @pytest.mark.slow
 def test_auto_stacks_limit_and_chains():
     labels = X[:, 0] > 0
@@ -78,7 +85,8 @@ def test_auto_stacks_limit_and_chains():
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X))
 
 
-@pytest.mark.parametrize("num_rows", [1, 7])
+@pytest.mark.fault("estimators/_scoring.py", "softmax(by_weight) @ weights", "weights[np.argmax(by_weight)]")
+@parametrize("num_rows", [1, 7], rest="slow")
 def test_stacking_weight(num_rows):
     certain, impossible = np.zeros(num_rows), np.full(num_rows, -200.0)
     # The posterior of the weight is Beta(1 + n, 1).
@@ -90,6 +98,11 @@ def test_stacking_weight(num_rows):
     assert scoring.stacking_weight(one, other) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.fault(
+    "estimators/_classifier.py",
+    "regression = replace(some, targets=codes[others],",
+    "regression = replace(limit, targets=codes,",
+)
 def test_the_limit_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
     rows, sizes = RANDOM.normal(size=(60, 2)), []
     labels = (rows[:, 0] > 0).astype(int)
@@ -117,6 +130,11 @@ class _StoppedError(Exception):
     """Raised in the place of a second run."""
 
 
+@pytest.mark.fault(
+    "estimators/_classifier.py",
+    "some = replace(limit, inputs=limit.inputs[others], targets=labels[others])",
+    "some = limit",
+)
 def test_rows_that_calibrate_are_not_seen_by_the_chains(monkeypatch):
     seen = []
 
@@ -140,6 +158,7 @@ def test_rows_that_calibrate_are_not_seen_by_the_chains(monkeypatch):
     assert [len(limit.inputs) for limit in seen] == [36, 45] and [len(limit.targets) for limit in seen] == [36, 45]
 
 
+@pytest.mark.fault("estimators/_classifier.py", "of_all.changed(of_limit, of_chains)", "of_chains")
 def test_calibration_of_chains_differs_from_the_limit_as_on_rows_left_out(monkeypatch):
     class _Constant:
         model = known = draws = None

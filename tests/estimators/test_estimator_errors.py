@@ -6,6 +6,7 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _policy
+from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 2))
@@ -131,8 +132,9 @@ def test_units_of_the_targets_and_of_the_columns_change_nothing(fitted):
     np.testing.assert_allclose((model.predict(X * [1e-6, 1e6]) - 1e8) / 1e8, fitted.predict(X), atol=1e-4)
 
 
-@pytest.mark.parametrize("size", [1e-200, 1e200])
-@pytest.mark.slow
+@pytest.mark.fault("estimators/_base.py", "shares = values / size", "shares, size = values, 1.0")
+@pytest.mark.as_compiled
+@parametrize("size", [1e-200, 1e200], rest="slow")
 def test_numbers_whose_squares_are_out_of_range(size, fitted):
     model = WideBNNRegressor(**LIMIT).fit(size * X, size * Y)
     mean, deviation = (part / size for part in model.predict(size * X, return_std=True))
@@ -151,6 +153,7 @@ def test_more_columns_than_rows():
     assert np.isfinite(mean).all() and (deviation > 0.3).all()  # nothing can be sure of so little
 
 
+@pytest.mark.fault("estimators/_policy.py", "if differ and may_agree:", "if True:")
 def test_copies_of_rows_do_not_decide_the_noise():
     x = RANDOM.normal(size=(60, 1))
     y = x[:, 0] + RANDOM.normal(size=60)
@@ -178,7 +181,7 @@ def test_equal_rows_of_inputs_that_take_few_values_are_measurements():
     np.testing.assert_allclose(deviation, 0.3, rtol=0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
     def fail(*_, **__):
         raise ValueError("nowhere finite")
@@ -192,7 +195,7 @@ def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
         WideBNNRegressor(method="chains", random_state=0, time_budget=20.0).fit(X, Y)
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_a_finite_network_is_fitted_to_each_row_once():
     options = {"method": "weighted", "noise": "by_row", "hidden": (3,), "random_state": 0}
     with pytest.warns(UserWarning, match="24 of 48 rows are copies"):

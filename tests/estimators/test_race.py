@@ -13,6 +13,7 @@ from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import FCN
 from numpyro_wide.nn._layers import scaled_features
 from numpyro_wide.wide_limit import WideLimitFit
+from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 2))
@@ -33,7 +34,11 @@ def started(largest):
     return {name: values[0] for name, values in _race._starts(np.random.RandomState(1), 1, largest, 2).items()}
 
 
-@pytest.mark.parametrize(("depth", "activation"), [(1, "tanh"), (2, "relu"), (3, "gelu")])
+@pytest.mark.fault(
+    "estimators/_race.py", "kernels[layer] for layer in range(depth)", "kernels[-1 - layer] for layer in range(depth)"
+)
+@pytest.mark.fault("estimators/_race.py", "index < entry.depth", "index < 9")
+@parametrize(("depth", "activation"), [(1, "tanh"), (2, "relu"), (3, "gelu")], rest="slow")
 def test_the_network_is_that_of_the_chains(depth, activation):
     largest = 3
     entry = Entry(depth, _race.RACED.index(activation), 1.3, 0.3)
@@ -107,6 +112,7 @@ def test_the_known_architecture_wins():
     assert optima[0].noise_scale == 0.8 * optima[0].error
 
 
+@pytest.mark.fault("estimators/_race.py", "    if not is_finite.any():", "    if False:")
 def test_what_diverges_is_left_out(monkeypatch):
     [found] = run()
     explosive = dict(_race.ACTIVATIONS, tanh=lambda u: jnp.exp(jnp.exp(50 * u)))
@@ -118,11 +124,15 @@ def test_what_diverges_is_left_out(monkeypatch):
     assert len(_race.joined([found, others])) == len(_race.joined([others, found])) == len(_race.RACED) - 1
 
 
+@pytest.mark.fault(
+    "estimators/_race.py", "if raced_depths and clock.seconds > most", "if not clock and clock.seconds > most"
+)
 def test_a_race_ends_with_its_share_of_the_budget():
     [optima] = run(parts=PARTS, depth=None, num_steps=2, budget=1e-3)
     assert {one.depth for one in optima} == {_race.DEPTHS[0]}
 
 
+@pytest.mark.fault("estimators/_race.py", "if 2 * clock.seconds - before > most", "if clock.seconds >= 0 * most")
 def test_parts_are_left_out_in_turn_while_the_budget_lasts():
     raced = run(parts=PARTS)
     [apart] = run(parts=PARTS[1:])
@@ -134,6 +144,7 @@ def test_parts_are_left_out_in_turn_while_the_budget_lasts():
         assert all(one.weights[at] is of_part[part].weights[level] for at, (level, part) in enumerate(ranks))
 
 
+@pytest.mark.fault("estimators/_race.py", "order[num_learnt : num_learnt + num_held])", "order[:num_held])")
 def test_rows_left_out_are_not_learnt_from():
     for num_rows, budget, sizes in ((60, 9.0, (48, 12)), (3000, 60.0, (800, 700)), (3000, 600.0, (2400, 600))):
         parts = _race.parted(num_rows, budget, np.random.RandomState(0))
@@ -161,6 +172,7 @@ def test_layers_that_gain_less_than_a_standard_error_are_not_taken():
     assert _race.in_order([], False) == []
 
 
+@pytest.mark.fault("estimators/_race.py", "(max if prefers_depth else min)", "(min)")
 def test_long_chains_take_layers_that_lose_less_than_a_standard_error():
     residuals = RANDOM.normal(size=(200, 1))
     shallow = optimum(1, 0.0)._replace(residuals=residuals)
@@ -180,6 +192,9 @@ def with_limit(noise_scale, optima, monkeypatch, long_run=np.inf):
     return limit, found, str(report)
 
 
+@pytest.mark.fault(
+    "estimators/_race.py", "np.sqrt(np.mean(of_limit**2)) < best.noise_scale:", "np.sqrt(np.mean(of_limit**2)) < 0:"
+)
 def test_the_limit_takes_part_with_its_own_error(monkeypatch):
     limit, found, report = with_limit(0.1, [optimum(1, 5.0)], monkeypatch)
     assert found == [] and "the limit's error is below 0.8 of the least" in report
@@ -191,6 +206,7 @@ def test_the_limit_takes_part_with_its_own_error(monkeypatch):
     assert with_limit(0.1, [], monkeypatch)[1] == []
 
 
+@pytest.mark.fault("estimators/_race.py", "max(1.0, clock.pace) * long_run", "long_run")
 def test_chains_are_long_where_the_budget_pays_for_them(monkeypatch):
     residuals = 1e-3 * RANDOM.normal(size=(200, 1))
     shallow, deep = (optimum(depth, 0.0)._replace(residuals=residuals[:: 2 * depth - 3]) for depth in (1, 2))
@@ -201,7 +217,8 @@ def test_chains_are_long_where_the_budget_pays_for_them(monkeypatch):
     assert with_limit(0.1, [shallow, deep], monkeypatch, 1e5)[1][0].depth == 1
 
 
-@pytest.mark.parametrize(
+@pytest.mark.fault("estimators/_policy.py", "* _FEWEST_STEPS < clock.left", "* 0 < clock.left")
+@parametrize(
     ("left", "noises", "expected"),
     [
         (60.0, [True, False], (3, 32, True)),
@@ -212,6 +229,7 @@ def test_chains_are_long_where_the_budget_pays_for_them(monkeypatch):
         (10.5, [False], (1, 32, False)),
         (1e-3, [True, False], (1, 16, False)),
     ],
+    rest="slow",
 )
 def test_what_is_too_dear_gives_way_to_what_is_cheaper(left, noises, expected):
     optima = [optimum(3, 0.2), optimum(2, 0.3, "erf"), optimum(2, 0.4), optimum(1, 0.5)]
@@ -224,7 +242,12 @@ def test_what_is_too_dear_gives_way_to_what_is_cheaper(left, noises, expected):
         assert _policy.affordable(optima, 7, noises, 1000, 4, clock, report)[1] == 7
 
 
-@pytest.mark.parametrize("method", ["auto", "limit"])
+@pytest.mark.fault(
+    "estimators/_policy.py",
+    'known = {**chosen.scales, "noise": chosen.noise_scale}',
+    'known = {**fit.scales, "noise": fit.noise_scale}',
+)
+@parametrize("method", ["auto", "limit"], rest="slow")
 def test_chains_start_with_the_winner(method, monkeypatch):
     seen = []
     scales = {"w_std": np.ones(2), "input_scale": np.array([1.0, 3.0]), "b_std": 0.5}

@@ -58,6 +58,11 @@ class _GivenKernel(Kernel):
         return False
 
 
+@pytest.mark.fault(
+    "estimators/_policy.py",
+    "activation=_ACTIVATIONS, depth=first.depth, input_scale=True",
+    "activation=first.activation, depth=first.depth, input_scale=True",
+)
 def test_scales_of_the_columns_are_tried_with_every_activation():
     # erf has the better evidence with one scale for all columns, ReLU with a scale for each.
     random = np.random.default_rng(0)
@@ -75,6 +80,7 @@ def test_scales_of_the_columns_are_tried_with_every_activation():
     assert model.fit_.activation == "relu" and "input_scale" in model.fit_.scales
 
 
+@pytest.mark.fault("wide_limit/_gp.py", "return prior - explained.T @ explained", "return prior")
 def test_the_limit_is_the_gaussian_process_that_scikit_learn_computes(limit):
     fit = limit.fit_
     loc, scale = Y.mean(), Y.std()
@@ -91,6 +97,7 @@ def test_the_limit_is_the_gaussian_process_that_scikit_learn_computes(limit):
     np.testing.assert_allclose(limit.predict(X_NEW, return_std=True)[1] ** 2, np.diagonal(covariance), rtol=1e-5)
 
 
+@pytest.mark.fault("estimators/_scoring.py", "Mixture(y - (y - mean) / share,", "Mixture(mean,")
 def test_leave_one_out_is_a_fit_without_the_row(limit):
     fit = limit.fit_
     found = loo.of_regression(limit._posterior.function(fit.inputs), fit.targets[:, None]).by_row
@@ -107,6 +114,7 @@ def test_leave_one_out_is_a_fit_without_the_row(limit):
         np.testing.assert_allclose(found[row], expected, rtol=1e-6)
 
 
+@pytest.mark.fault("estimators/_scoring.py", "pareto_smoothed(-row)", "pareto_smoothed(0 * row)")
 def test_draws_are_averaged_as_left_out_rows_ask_for():
     # A normal mean with a flat prior: draws of its posterior, and the predictive density without each row.
     random = np.random.default_rng(0)
@@ -118,7 +126,12 @@ def test_draws_are_averaged_as_left_out_rows_ask_for():
     assert found.share_unsure == 0
 
 
-@pytest.mark.slow
+@pytest.mark.fault(
+    "estimators/_posteriors.py",
+    "return _mixture.log_average(self.by_draw(y))",
+    "return np.mean(self.by_draw(y), axis=0)",
+)
+@pytest.mark.as_compiled
 def test_predictions_are_the_mixture_over_draws(weighted):
     rows = (X_NEW - X.mean(axis=0)) / X.std(axis=0)
     mean, variance, noise_variance = weighted._posterior.function(rows)
@@ -136,6 +149,11 @@ def test_predictions_are_the_mixture_over_draws(weighted):
     np.testing.assert_allclose(samples.std(axis=1), deviation, rtol=0.1)
 
 
+@pytest.mark.fault(
+    "estimators/_regressor.py",
+    "mixture.log_density(targets[block])",
+    "mixture.log_density(targets[: block.stop - block.start][: len(rows) - block.start])",
+)
 def test_blocks_of_rows_are_predicted_as_all_are(weighted, monkeypatch):
     def predictions():
         found = weighted.predict_interval(X_NEW, 0.8), weighted.log_density(X_NEW, Y_NEW), weighted.sample_y(X_NEW, 500)
@@ -158,6 +176,7 @@ def test_blocks_of_rows_are_predicted_as_all_are(weighted, monkeypatch):
             np.testing.assert_allclose(found[block].T, Y.mean() + Y.std() * expected[..., 0], rtol=1e-9)
 
 
+@pytest.mark.fault("estimators/_posteriors.py", "key = sha256(x.tobytes()).digest()", "key = bytes(len(x))")
 def test_predictions_of_the_same_rows_are_computed_once(weighted, monkeypatch):
     posterior = weighted._posterior
     once = weighted.predict_interval(X_NEW), weighted.log_density(X_NEW, Y_NEW)
@@ -172,7 +191,10 @@ def test_predictions_of_the_same_rows_are_computed_once(weighted, monkeypatch):
     assert len(posterior._last) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.fault(
+    "estimators/_policy.py", "(clock.left - _COMPILING_WEIGHTED) / (_GRADIENTS_A_DRAW * gradient)", "500"
+)
+@pytest.mark.as_compiled
 def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
     few = WideBNNRegressor(method="weighted", time_budget=0.01, random_state=0).fit(X, Y)
     for found, expected in ((weighted, 500), (few, 50)):
@@ -180,6 +202,7 @@ def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
         assert f"{expected} chosen of {10 * expected} draws" in str(found.report_)
 
 
+@pytest.mark.fault("estimators/_posteriors.py", "[:, :, None] + of_means", "[:, :, None] + 0 * of_means")
 def test_covariance_of_draws_has_the_variances_on_its_diagonal(weighted):
     mean, covariance = weighted.predict(X_NEW, return_cov=True)
     rows = (X_NEW - X.mean(axis=0)) / X.std(axis=0)
@@ -214,7 +237,7 @@ def test_precision_is_left_as_it_was(weighted):
     assert not jax.config.jax_enable_x64 and jax.numpy.ones(()).dtype == np.float32
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_predictions_survive_pickling_and_a_process_of_their_own(weighted, tmp_path):
     path = tmp_path / "model.pickle"
     path.write_bytes(pickle.dumps((weighted, X_NEW)))
@@ -277,7 +300,17 @@ def test_the_limit_has_a_tenth_at_most(monkeypatch):
         assert model.method_ == "stacked" and model._posterior.weight == expected
 
 
-@pytest.mark.slow
+@pytest.mark.fault(
+    "estimators/_posteriors.py",
+    "(1 - self.weight) * self.limit.covariance(x) + between",
+    "(1 - self.weight) * self.limit.covariance(x)",
+)
+@pytest.mark.fault(
+    "estimators/_posteriors.py",
+    "num_kept = min(round(self.weight * number), number - 1)",
+    "num_kept = round((1 - self.weight) * number)",
+)
+@pytest.mark.as_compiled
 def test_a_stack_is_a_mixture_of_draws_and_limit():
     drawn, limit = (
         WideBNNRegressor(method=method, random_state=0, time_budget=20).fit(X, Y) for method in ("weighted", "limit")

@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 
 from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor
+from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(30, 2))
@@ -34,6 +35,7 @@ QUICK = (
 SHORT = {"method": "limit", "time_budget": 9.0}
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("kind", [WideBNNRegressor, WideBNNClassifier])
 def test_some_of_the_checks(kind, name):
@@ -68,7 +70,7 @@ def test_calibration():
     assert model.score(X, X[:, 0] > 0) > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_processes_of_their_own():
     model = WideBNNRegressor(method="limit", random_state=0)
     np.testing.assert_allclose(
@@ -102,8 +104,10 @@ def test_a_budget_that_pays_for_no_chains_is_said():
     assert "too few for a finite network: the limit predicts" in str(model.report_)
 
 
-@pytest.mark.parametrize(
-    ("options", "stages"), [({"progress_bar": False}, []), ({}, ["scales of the inf", "leave-one-out", "done"])]
+@parametrize(
+    ("options", "stages"),
+    [({"progress_bar": False}, []), ({}, ["scales of the inf", "leave-one-out", "done"])],
+    rest="slow",
 )
 def test_a_bar_tells_what_is_being_done(options, stages, bars, capsys):
     WideBNNRegressor(method="limit", time_budget=60, random_state=0, **options).fit(X, Y)

@@ -14,6 +14,7 @@ from numpyro_wide import model_evidence
 from numpyro_wide.evidence import _chains, _methods
 from tests.compilations import compilations
 from tests.evidence import known
+from tests.marks import parametrize
 
 KEY = jax.random.key(0)
 
@@ -24,6 +25,9 @@ def check(found, truth, *, largest_error):
     assert abs(found.log_evidence - truth) < 4 * found.standard_error < 4 * largest_error
 
 
+@pytest.mark.fault("evidence/_chains.py", "found.weight + found.start - reference", "found.weight - reference")
+@pytest.mark.fault("evidence/_chains.py", "- beta * found.weight", "- found.weight")
+@pytest.mark.as_compiled
 def test_both_methods_on_a_conjugate_model_compiled_once():
     model, args, truth = known.conjugate()
     bridge = model_evidence(KEY, model, *args)
@@ -47,6 +51,7 @@ SMALL = {"num_chains": 4, "num_warmup": 100, "num_samples": 400}
 WIDTH = 1
 
 
+@pytest.mark.as_compiled
 def test_a_model_is_looked_at_anew_at_each_call_and_compiled_once(monkeypatch):
     """A loop over what is a global of the model: sums of weights, whose evidence is known."""
     x, y = np.linspace(-1, 1, 6, dtype="f"), np.linspace(-2, 3, 6, dtype="f")
@@ -73,6 +78,8 @@ def test_a_model_is_looked_at_anew_at_each_call_and_compiled_once(monkeypatch):
     assert not again
 
 
+@pytest.mark.fault("_compile.py", "sha256(lowered.as_text().encode()).digest()", "0")
+@pytest.mark.as_compiled
 def test_programs_are_those_of_a_model_with_the_same_density_and_gradient():
     def compiled(slope, offset=0.0):
         square = jax.custom_jvp(lambda v: v**2 + offset)
@@ -92,7 +99,7 @@ def test_programs_are_those_of_a_model_with_the_same_density_and_gradient():
     assert compiled(3.0) and compiled(2.0, 1.0)
 
 
-@pytest.mark.parametrize("method", ["auto", "stepping-stone"])
+@parametrize("method", ["auto", "stepping-stone"], rest="slow")
 @pytest.mark.filterwarnings("ignore:log evidence")
 def test_the_prior_is_drawn_once_for_each_purpose_and_no_key_serves_twice(monkeypatch, method):
     model, args, _ = known.conjugate()
@@ -112,6 +119,7 @@ def test_the_prior_is_drawn_once_for_each_purpose_and_no_key_serves_twice(monkey
     assert len(priors) == (1 if found.method == "bridge" else 2)
 
 
+@pytest.mark.as_compiled
 def test_hundreds_of_rows_in_single_precision():
     model, args, truth = known.conjugate(400)
     found = model_evidence(KEY, model, *args, method="bridge")
@@ -119,8 +127,8 @@ def test_hundreds_of_rows_in_single_precision():
     check(found, truth, largest_error=0.05)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")  # in single precision an acceptance on the edge goes either way
-@pytest.mark.slow
 def test_temperatures_that_run_together_are_those_that_run_alone():
     model, args, _ = known.conjugate()
     sizes = {"num_chains": 4, "num_warmup": 20, "num_samples": 100}
@@ -133,12 +141,13 @@ def test_temperatures_that_run_together_are_those_that_run_alone():
     np.testing.assert_allclose(together.log_evidence, alone.log_evidence, rtol=1e-4)
 
 
+@pytest.mark.as_compiled
 def test_one_unit_by_quadrature():
     model, args, truth = known.one_unit()
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_repriorised_classes_with_a_constrained_site_by_quadrature():
     model, args, truth = known.classes()
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)
@@ -169,6 +178,8 @@ def test_errors_over_repetitions_are_those_that_are_told(monkeypatch, case, meth
     assert abs(errors.mean()) < 3.3 / num**0.5
 
 
+@pytest.mark.fault("evidence/_model_evidence.py", "not found.is_trusted):", "found.is_trusted):")
+@pytest.mark.as_compiled
 def test_a_bridge_without_overlap_is_not_trusted_and_gives_way(monkeypatch):
     model, args, truth = known.conjugate()
     bridge = _methods.by_bridge
@@ -182,6 +193,7 @@ def test_a_bridge_without_overlap_is_not_trusted_and_gives_way(monkeypatch):
     check(model_evidence(KEY, model, *args), truth, largest_error=0.2)
 
 
+@pytest.mark.as_compiled
 def test_a_gaussian_with_nothing_in_common(monkeypatch):
     model, args, _ = known.conjugate()
     monkeypatch.setattr("numpyro_wide.evidence._chains.gaussian_draws", lambda *a: np.full(800, -np.inf))
@@ -189,6 +201,7 @@ def test_a_gaussian_with_nothing_in_common(monkeypatch):
         assert np.isnan(model_evidence(KEY, model, *args, method="bridge").log_evidence)
 
 
+@pytest.mark.as_compiled
 def test_progress_is_shown_unless_in_ci(bars, monkeypatch, capsys):
     model, args, _ = known.conjugate()
     model_evidence(KEY, model, *args, method="bridge")

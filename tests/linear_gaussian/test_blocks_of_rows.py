@@ -7,6 +7,7 @@ import pytest
 
 from numpyro_wide.linear_gaussian import ReadoutProblem
 from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures, as_features
+from tests.marks import parametrize
 
 RNG = np.random.default_rng(0)
 NOISES = {
@@ -29,7 +30,15 @@ def blocked(weights, x, y, noise, scale, block_size=16):
     return BlockedProblem.of(features, y, noise, scale).log_evidence()
 
 
-@pytest.mark.parametrize("kind", NOISES)
+@pytest.mark.fault(
+    "linear_gaussian/_row_blocks.py", "start + jnp.arange(block_size) >= first", "start + jnp.arange(block_size) >= 0"
+)
+@pytest.mark.fault(
+    "linear_gaussian/_row_blocks.py",
+    "return alpha @ sums.mean.T - features @ shared, alpha",
+    "return alpha @ sums.mean.T, alpha",
+)
+@parametrize("kind", NOISES, rest="as_compiled")
 def test_value_and_gradient_of_the_dense_form(kind):
     noise, num_outputs = NOISES[kind]
     with jax.enable_x64(True):
@@ -39,7 +48,7 @@ def test_value_and_gradient_of_the_dense_form(kind):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-10), expected, found)
 
 
-@pytest.mark.parametrize("kind", NOISES)
+@parametrize("kind", NOISES, rest="as_compiled")
 def test_leave_one_out_of_the_dense_form(kind):
     noise, num_outputs = NOISES[kind]
     x, weights, y = RNG.normal(size=(47, 3)), RNG.normal(size=(3, 10)), RNG.normal(size=(47, num_outputs))
@@ -50,7 +59,10 @@ def test_leave_one_out_of_the_dense_form(kind):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-9), expected, found)
 
 
-@pytest.mark.parametrize("kind", NOISES)
+@pytest.mark.fault("linear_gaussian/_row_blocks.py", "jnp.sqrt(variance)[:, None, None] * sums.inverse", "sums.inverse")
+@pytest.mark.fault("linear_gaussian/_row_blocks.py", "sums.inverse * scale[None, None]", "sums.inverse")
+@pytest.mark.fault("linear_gaussian/_row_blocks.py", "return self.root[0].T @ columns", "return self.root[0] @ columns")
+@parametrize("kind", NOISES, rest="as_compiled")
 def test_posterior_of_the_normal_equations(kind):
     noise, num_outputs = NOISES[kind]
     x, weights, y = RNG.normal(size=(47, 3)), RNG.normal(size=(3, 10)), RNG.normal(size=(47, num_outputs))
@@ -77,6 +89,7 @@ def test_posterior_of_the_normal_equations(kind):
         np.testing.assert_allclose(readout[:, output] - center, root.T @ phi[:, output], rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.as_compiled
 def test_features_by_blocks_and_dense_ones_are_used_alike():
     x, y = RNG.normal(size=(47, 3)), RNG.normal(size=47)
     with jax.enable_x64(True):
@@ -94,6 +107,7 @@ def test_features_by_blocks_and_dense_ones_are_used_alike():
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), other, found[-1])
 
 
+@pytest.mark.as_compiled
 def test_chains_are_vectorised():
     x, y = RNG.normal(size=(40, 3)).astype("f"), RNG.normal(size=40).astype("f")
     chains = jnp.asarray(RNG.normal(size=(2, 3, 10)), "float32")
@@ -101,6 +115,7 @@ def test_chains_are_vectorised():
     np.testing.assert_allclose(found, [plain(weights, x, y, 0.3, 1.0) for weights in chains], rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_many_rows_keep_their_digits_or_the_estimate_says_so():
     x = RNG.normal(size=(50_000, 4)).astype("f")
     y = (np.sin(x[:, 0]) + 0.1 * RNG.normal(size=len(x))).astype("f")
@@ -116,6 +131,7 @@ def test_many_rows_keep_their_digits_or_the_estimate_says_so():
     assert abs(float(problem.log_evidence()) - expected) < max(0.1, float(problem.evidence_error()))
 
 
+@pytest.mark.as_compiled
 def test_noise_lost_in_rounding_is_nan_and_the_estimate_infinite():
     x = np.ones((64, 2), "f")  # features of rank one
     problem = BlockedProblem.of(RowFeatures.of(lambda rows: 1e3 * rows, jnp.asarray(x), 10), x[:, 0], 1e-3)

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from numpyro_wide import linear_gaussian as lg
 from tests.conftest import enable_x64
 from tests.linear_gaussian import oracle
+from tests.marks import parametrize
 
 VARIANTS = ("feature", "data", "data-cholesky")
 
@@ -28,6 +29,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("is_double", [False, True], ids=["float32", "float64"])
 @pytest.mark.parametrize("kind", DEGENERATE)
 def test_no_nan_in_values_or_gradients(kind, is_double):
@@ -62,6 +64,7 @@ def test_no_nan_in_values_or_gradients(kind, is_double):
                     oracle.close(shared[2], shared[0], 1e-9 if is_double else 2e-3)
 
 
+@pytest.mark.as_compiled
 def test_collapsed_energy_differences_in_float32():
     """Digits, three GELU layers of width 512: a leapfrog step apart, float32 is within 0.05 of float64."""
     pixels, labels = load_digits(return_X_y=True)
@@ -95,7 +98,7 @@ log_scales = st.floats(-3, 3)
 
 @settings(max_examples=40, deadline=None)
 @given(shape=shapes, rank=st.integers(0, 6), log_scales=st.tuples(log_scales, log_scales), seed=st.integers(0, 99))
-@pytest.mark.parametrize("is_double", [False, True], ids=["float32", "float64"])
+@parametrize("is_double", [False, True], ids=["float32", "float64"], rest="as_compiled")
 def test_map_is_a_bijection_at_every_scale_and_rank(is_double, shape, rank, log_scales, seed):
     n, d, k = shape
     rng = np.random.default_rng(seed)
@@ -134,6 +137,18 @@ def round_trip(features, targets, phi, noise_scale, variant):
     return _round_trip_by_variant(features, targets, phi, noise_scale)[variant]
 
 
+@pytest.mark.fault(
+    "linear_gaussian/_evidence.py",
+    "above_rounding(self.regulariser, self.rounding)",
+    "above_rounding(self.regulariser, 0.1 * self.rounding)",
+)
+@pytest.mark.fault("linear_gaussian/_evidence.py", "jnp.where(variance < least, jnp.nan, variance)", "variance")
+@pytest.mark.fault(
+    "linear_gaussian/_problem.py",
+    "resolved()\n        mean, covariance = standard.for_each_output(posterior_moments)",
+    "representable()\n        mean, covariance = standard.for_each_output(posterior_moments)",
+)
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("n", "d"), [(6, 4), (4, 6)])
 @pytest.mark.usefixtures("nans_allowed")
@@ -161,6 +176,7 @@ def test_noise_that_is_lost_in_rounding_gives_nan_and_no_wrong_number(variant, n
             assert np.isnan(part).all() == is_lost
 
 
+@pytest.mark.as_compiled
 def test_half_precision_lists_and_tables_are_taken_as_single_precision():
     features, targets = np.random.default_rng(0).normal(size=(5, 3)), np.arange(5)
     expected = lg.log_evidence(features.astype(np.float16).astype("f"), targets.astype("f"), 0.5)
@@ -178,6 +194,10 @@ def test_half_precision_lists_and_tables_are_taken_as_single_precision():
             lg.log_evidence(other, targets, 0.5)
 
 
+@pytest.mark.fault(
+    "linear_gaussian/_problem.py", "array if is_known(value) else jnp.where(array > 0, array, jnp.nan)", "array"
+)
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("nans_allowed")
 def test_negative_scales_under_jit_are_not_their_mirror_image():
     features, targets, phi = np.eye(4, 3), np.ones(4), np.ones(3)
@@ -193,7 +213,7 @@ def test_negative_scales_under_jit_are_not_their_mirror_image():
     assert all(map(jnp.isnan, everything(0.5, 1.0, -0.3)[:2]))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@parametrize("variant", VARIANTS, rest="as_compiled")
 def test_the_evidence_near_its_border_is_that_of_every_variant(variant, nans_allowed):
     """A noise variance in the rounding of the eigenvalues of fewer directions than rows: they were off by 1e5."""
     rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro_wide import shard_rows
 from numpyro_wide.machine import chains_sharding
 from tests.machine.test_sharding import free_port, results, start
+from tests.marks import parametrize
 
 WORKER = Path(__file__).with_name("chains_worker.py")
 WIDTH, NUM_INPUTS, NUM_CHAINS = 12, 3, 4
@@ -22,7 +23,8 @@ def on_eight():
     return results(start(8, worker=WORKER))[0]
 
 
-@pytest.mark.slow
+@pytest.mark.fault("mcmc/_kernel.py", "out_shardings=place", "out_shardings=None")
+@pytest.mark.as_compiled
 def test_four_chains_of_two_shares_draw_what_one_device_draws(on_eight):
     assert on_eight["mesh"] == {"chains": 4, "rows": 2}
     single = np.array(on_eight["single"])
@@ -43,6 +45,7 @@ def test_a_gradient_exchanges_the_sums_of_one_chain(on_eight):
     assert sum(sizes) <= WIDTH**2 + (2 + NUM_INPUTS) * WIDTH + 12
 
 
+@pytest.mark.fault("machine.py", ".reshape(-1, num_chains).T", ".reshape(num_chains, -1)")
 @pytest.mark.slow
 def test_two_processes_of_four_devices_draw_the_same(on_eight):
     port = free_port()
@@ -51,7 +54,7 @@ def test_two_processes_of_four_devices_draw_the_same(on_eight):
         np.testing.assert_allclose(found["sharded"], on_eight["single"], atol=1e-9)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("num_chains", "devices", "message"),
     [
         (3, list("abcd"), "num_chains must divide a process's number of devices, 4, but is 3"),
@@ -59,6 +62,7 @@ def test_two_processes_of_four_devices_draw_the_same(on_eight):
         (2, list("abcd"), "5 rows cannot be shared out evenly to 2 devices"),
         (0, None, "num_chains must be a whole number of at least 1"),
     ],
+    rest="slow",
 )
 def test_grids_that_do_not_fit(num_chains, devices, message):
     with pytest.raises(ValueError, match=message):
@@ -74,6 +78,7 @@ def test_chains_that_cannot_be_shared_out_are_refused():
     assert chains_sharding(4, (jnp.ones(3),), None) is None
 
 
+@pytest.mark.as_compiled
 def test_one_group_is_the_plain_mesh():
     x = shard_rows(np.ones((4, 2)), devices=jax.devices()[:1], num_chains=1)
     assert dict(x.sharding.mesh.shape) == {"rows": 1}

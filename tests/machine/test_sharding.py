@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide import shard_rows
+from tests.marks import parametrize
 
 WORKER = Path(__file__).with_name("sharding_worker.py")
 WIDTH, NUM_ROWS = 12, 64
@@ -59,8 +60,8 @@ def on_eight():
     return results(start(8))[0]
 
 
-@pytest.mark.parametrize("model", ["collapsed", "repriorised"])
-@pytest.mark.slow
+@pytest.mark.as_compiled
+@parametrize("model", ["collapsed", "repriorised"], rest="slow")
 def test_density_and_gradient_on_eight_devices_are_those_on_one(on_eight, model):
     assert on_eight["num_devices"] == 8
     sharded, single = on_eight["sharded"][model], on_eight["single"][model]
@@ -68,8 +69,8 @@ def test_density_and_gradient_on_eight_devices_are_those_on_one(on_eight, model)
     np.testing.assert_allclose(sharded["gradient"], single["gradient"], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("model", ["collapsed", "repriorised"])
-@pytest.mark.slow
+@pytest.mark.as_compiled
+@parametrize("model", ["collapsed", "repriorised"], rest="slow")
 def test_only_sums_of_small_matrices_are_exchanged(on_eight, model):
     collectives = on_eight["sharded"][model]["collectives"]
     shapes = [tuple(map(int, filter(None, shape.split(",")))) for _, shapes in collectives for shape in shapes]
@@ -100,6 +101,7 @@ def test_two_processes_give_what_one_gives(on_eight):
         np.testing.assert_allclose(found["sharded"]["steps"]["repriorised"], single["steps"]["repriorised"], atol=1e-9)
 
 
+@pytest.mark.as_compiled
 def test_rows_on_one_device():
     x, y = shard_rows(np.arange(6.0).reshape(3, 2), jnp.arange(3))
     np.testing.assert_array_equal(x, np.arange(6.0).reshape(3, 2))

@@ -20,10 +20,10 @@ from numpyro_wide.mcmc import (
 )
 
 ADJUSTED: dict[str, Callable[..., Any]] = {
+    "split": SplitHMC,
     "langevin": lambda *args, **kw: UnderdampedLangevin(*args, **{"damping": 0.2, **kw}),
     "pcn": PreconditionedCrankNicolson,
     "pcnl": PreconditionedCrankNicolsonLangevin,
-    "split": SplitHMC,
     "split-persistent": lambda *args, **kw: SplitHMC(*args, **{"num_steps": 3, "persistence": 0.7, **kw}),
     "split-whole": lambda *args, **kw: SplitHMC(*args, **{"persistence": 0.0, **kw}),
     "microcanonical": MicrocanonicalLangevin,
@@ -36,7 +36,7 @@ KERNELS = {
 UNADJUSTED = [name for name in KERNELS if name not in ADJUSTED]
 # One of each class, and NUTS, for the protocol; of the microcanonical one both forms, whose states differ.
 WITH_NUTS = {
-    **{name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split")},
+    **{name: KERNELS[name] for name in ("split", "langevin", "pcn", "pcnl")},
     "split-whole": KERNELS["split-whole"],
     **{name: KERNELS[name] for name in ("microcanonical", "microcanonical-unadjusted")},
     "nuts": NUTS,

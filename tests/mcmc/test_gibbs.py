@@ -9,6 +9,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 from numpyro_wide.mcmc import SplitHMC
+from tests.marks import parametrize
 from tests.mcmc.cases import ADJUSTED, check
 
 
@@ -23,7 +24,13 @@ def correlated_pair():
     numpyro.sample("b", dist.Normal(1.0 + 0.8 * (pair[0] - 1.0), 0.6))
 
 
-@pytest.mark.parametrize("name", ["langevin", "pcn", "pcnl", "split", "microcanonical"])
+@pytest.mark.fault("mcmc/_kernel.py", "biject_to(supports[name])(value)", "value")
+@pytest.mark.fault(
+    "mcmc/_kernel.py",
+    "return state._replace(potential_energy=point.potential_energy, z_grad=point.z_grad)",
+    "return state",
+)
+@parametrize("name", ["langevin", "pcn", "pcnl", "split", "microcanonical"], rest="slow")
 def test_kernels_are_blocks_of_gibbs(name):
     model = correlated_pair if name == "microcanonical" else correlated  # which does not work on one coordinate
     block = ADJUSTED[name](model, find_heuristic_step_size=False)
@@ -44,6 +51,8 @@ def blocks(model, *partition):
     return Gibbs([(SplitHMC(model, find_heuristic_step_size=False), sites) for sites in partition])
 
 
+@pytest.mark.fault("mcmc/_kernel.py", "biject_to(supports[name]).inv(value)", "value")
+@pytest.mark.as_compiled
 def test_blocks_start_where_the_prior_is():
     def model():
         numpyro.sample("a", dist.LogNormal(5.0, 1.0))
@@ -57,6 +66,7 @@ def test_blocks_start_where_the_prior_is():
     np.testing.assert_allclose([site["b"].sum() for site in sites], 1.0, rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_what_a_simplex_is_given():
     def model(counts):
         share = numpyro.sample("share", dist.Dirichlet(jnp.ones(3)))

@@ -9,6 +9,7 @@ from scipy.optimize import fsolve
 
 from numpyro_wide.mcmc import _integrators as integrators
 from numpyro_wide.mcmc._integrators import Point, half_square_difference
+from tests.marks import parametrize
 
 pytestmark = pytest.mark.usefixtures("x64", "strict_ranks")
 
@@ -48,9 +49,10 @@ def split(num_steps):
     return trajectory
 
 
-STEPS = pytest.mark.parametrize("step", [leap, *map(split, (1, 2, 3, 6))])
+STEPS = parametrize("step", [leap, *map(split, (1, 2, 3, 6))], rest="as_compiled")
 
 
+@pytest.mark.as_compiled
 def test_leapfrog_reaches_the_closed_form_end_point_of_an_oscillator():
     frequency, step_size, count = jnp.array([0.5, 2.0, 1.75]), 0.4, 7
     evaluate = evaluator(lambda x: 0.5 * jnp.sum((frequency * x) ** 2))
@@ -68,6 +70,7 @@ def test_leapfrog_reaches_the_closed_form_end_point_of_an_oscillator():
     np.testing.assert_allclose(end_momentum, expected, rtol=1e-12)
 
 
+@pytest.mark.fault("mcmc/_integrators.py", "cos * v - sin * x", "cos * v + sin * x")
 @STEPS
 def test_steps_retrace_their_way_when_the_momentum_is_turned_round(step):
     start, momentum = pair(0), pair(1)
@@ -114,6 +117,7 @@ def test_graded_ends_take_the_energy_error_away_that_leapfrogs_have():
         assert graded < 0.1 * leapfrogs
 
 
+@pytest.mark.fault("mcmc/_integrators.py", "0.2779464851257588, 0.9497268599869967,", "0.25, 0.97767,")
 @pytest.mark.parametrize("counts", [(20, 40), (35, 70)])
 def test_mean_energy_error_in_a_stiff_direction_is_of_eighth_order(counts):
     frequency, phase = 1e4, 8.0
@@ -134,6 +138,7 @@ def test_mean_energy_error_in_a_stiff_direction_is_of_eighth_order(counts):
     np.testing.assert_allclose(mean_energy_error(counts[0]) / mean_energy_error(counts[1]), 2.0**8, rtol=0.2)
 
 
+@pytest.mark.as_compiled
 def test_rotation_is_sine_and_cosine_to_machine_precision():
     x, v, angle = np.array([0.3, -1.2, 2.0]), np.array([-0.7, 0.4, 1.5]), 0.83
     turned_x, turned_v = integrators.rotate({"x": jnp.array(x)}, {"x": jnp.array(v)}, jnp.array(angle))
@@ -142,6 +147,7 @@ def test_rotation_is_sine_and_cosine_to_machine_precision():
     np.testing.assert_allclose(turned_v["x"], expected.imag, atol=1e-15)
 
 
+@pytest.mark.as_compiled
 def test_split_trajectory_on_the_reference_is_one_rotation():
     evaluate = evaluator(lambda x: 0.5 * jnp.sum(x**2))
     x, v = jnp.array([0.3, -1.2, 2.0]), jnp.array([-0.7, 0.4, 1.5])
@@ -163,6 +169,7 @@ def graded_ends():
     return fsolve(conditions, (0.3, 0.9, 0.7), xtol=1e-13)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("traced", [False, True])
 def test_split_trajectory_on_a_gaussian_is_a_product_of_kicks_and_turns(num_steps, traced):
@@ -187,12 +194,14 @@ def test_split_trajectory_on_a_gaussian_is_a_product_of_kicks_and_turns(num_step
     np.testing.assert_allclose([end.z, velocity], expected[:2], rtol=1e-13)
 
 
+@pytest.mark.as_compiled
 def test_crank_nicolson_moves_as_defined_and_keeps_the_reference():
     x, noise, step_size = jnp.array([0.3, -1.2]), jnp.array([1.1, 0.5]), jnp.array(0.6)
     np.testing.assert_allclose(integrators.refresh_momentum(noise, x, step_size), 0.8 * x + 0.6 * noise, rtol=1e-14)
     np.testing.assert_array_equal(integrators.refresh_momentum(noise, x, jnp.array(1.0)), noise)
 
 
+@pytest.mark.as_compiled
 def test_crank_nicolson_langevin_solves_its_defining_equation():
     start, noise, delta = evaluator(skewed)(pair(0)), pair(1), 0.7
     end = integrators.crank_nicolson_langevin(start, noise, jnp.array(delta))
@@ -202,6 +211,12 @@ def test_crank_nicolson_langevin_solves_its_defining_equation():
     )
 
 
+@pytest.mark.fault(
+    "mcmc/_integrators.py",
+    "end.potential_energy - start.potential_energy - half_square_difference(end.z, start.z)",
+    "end.potential_energy - start.potential_energy",
+)
+@pytest.mark.fault("mcmc/_integrators.py", " - total(along) - 0.25 * step_size * total(across)", " - total(along)")
 @pytest.mark.parametrize("step_size", [0.05, 0.7, 2.0])
 def test_energy_errors_of_crank_nicolson_are_metropolis_hastings_ratios(step_size):
     start, end = (evaluator(skewed)(pair(seed)) for seed in (0, 1))
@@ -226,6 +241,7 @@ def test_energy_errors_of_crank_nicolson_are_metropolis_hastings_ratios(step_siz
     np.testing.assert_allclose(error, expected, rtol=1e-11)
 
 
+@pytest.mark.as_compiled
 def test_differences_of_squares_keep_their_digits_in_float32():
     rng = np.random.default_rng(0)
     a = rng.normal(size=200_000).astype(np.float32)

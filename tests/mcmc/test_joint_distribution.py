@@ -12,6 +12,7 @@ from numpyro_wide.mcmc import (
     UnderdampedLangevin,
 )
 from numpyro_wide.mcmc._integrators import reference_energy_difference
+from tests.marks import parametrize
 from tests.mcmc.cases import ADJUSTED, regression, regression_data
 from tests.mcmc.joint_distribution import fresh_moments, largest_z_score, problem_of
 
@@ -105,7 +106,9 @@ class WithMass(MicrocanonicalLangevin):
         return known._replace(scale=jnp.array([0.9, 0.7, 1.2]))  # of the noise and the weights
 
 
-@pytest.mark.parametrize("name", [*ADJUSTED, "mass"])
+@pytest.mark.fault("mcmc/langevin.py", "energy_error += half_square_difference(end_momentum, momentum)", "pass")
+@pytest.mark.fault("mcmc/langevin.py", "r_rejected=backwards", "r_rejected=momentum")
+@parametrize("name", [*ADJUSTED, "mass"], rest="as_compiled")
 def test_adjusted_kernels_keep_the_joint_law(name, expected):
     if name == "mass":
         kernel = WithMass(regression, adapt_step_size=False, **SETTINGS["microcanonical"])
@@ -116,7 +119,7 @@ def test_adjusted_kernels_keep_the_joint_law(name, expected):
     assert score < 4.5
 
 
-@pytest.mark.parametrize("fault", BROKEN)
+@parametrize("fault", BROKEN, rest="slow")
 def test_broken_kernels_lose_the_joint_law(fault, expected):
     kernel_class, name = BROKEN[fault]
     kernel = kernel_class(regression, adapt_step_size=False, **SETTINGS[name])

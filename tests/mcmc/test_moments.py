@@ -9,6 +9,7 @@ from numpyro.infer import MCMC
 from scipy.special import polygamma
 from scipy.stats import norm
 
+from tests.marks import parametrize
 from tests.mcmc.cases import ADJUSTED, KERNELS, chain, check
 
 NUM_CHAINS = 32
@@ -42,7 +43,7 @@ def functions_and_means(z):
     }
 
 
-@pytest.mark.parametrize("name", ADJUSTED)
+@parametrize("name", ADJUSTED, rest="slow")
 def test_adjusted_kernels_reach_the_moments(name):
     grid = jnp.linspace(0.0, 1.0, NUM_CHAINS)
     first = {"a": grid, "b": 3 * grid[:, None], "c": 4 * grid[::-1] - 2}
@@ -58,7 +59,10 @@ def test_adjusted_kernels_reach_the_moments(name):
         check(draws, truth, label)
 
 
-@pytest.mark.parametrize("name", ["pcn", "split"])
+@pytest.mark.fault(
+    "mcmc/crank_nicolson.py", "reference_energy_difference(point, end)", "end.potential_energy - point.potential_energy"
+)
+@parametrize("name", ["pcn", "split"], rest="slow")
 def test_everything_is_accepted_on_the_reference(name):
     kernel = ADJUSTED[name](potential_fn=lambda z: 0.5 * jnp.sum(z["x"] ** 2), adapt_step_size=False, step_size=0.4)
     state = kernel.init(jax.random.key(0), 0, {"x": 1.5 * jnp.ones(2000)})
@@ -68,6 +72,7 @@ def test_everything_is_accepted_on_the_reference(name):
     assert jnp.all(jnp.diff(errors[2], axis=0) != 0)
 
 
+@pytest.mark.as_compiled
 def test_warmup_finds_independent_draws_on_the_reference():
     kernel = KERNELS["split"](potential_fn=lambda z: 0.5 * jnp.sum(z**2))
     mcmc = MCMC(kernel, num_warmup=300, num_samples=2000)
@@ -78,6 +83,7 @@ def test_warmup_finds_independent_draws_on_the_reference():
     assert float(arviz.ess(np.asarray(mcmc.get_samples()[None, :, 0]), method="mean")) > 1500
 
 
+@pytest.mark.as_compiled
 def test_bias_of_the_unadjusted_sampler_falls_as_the_square_of_the_step():
     """On N(0, I) the stationary variance of leapfrog steps with a partial refresh is 1 / (1 − ε²/4)."""
     num_chains, steps = 1000, np.array([0.5, 0.7, 1.0])

@@ -9,7 +9,10 @@ from numpyro_wide import collapse_readout, model_evidence, nn
 from numpyro_wide._compile import is_one_by_one, over_chains
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.runs import init_to_optimum
+from tests.marks import parametrize
 from tests.mcmc.cases import KERNELS, chain, regression, regression_data, set_in_turns
+
+pytestmark = pytest.mark.as_compiled
 
 
 def equations(program):
@@ -30,6 +33,7 @@ def largest_batch(kernel, state, args):
     return max(len(equation.params["dimension_numbers"][1][0]) for equation in products)
 
 
+@pytest.mark.fault("_compile.py", 'return jax.default_backend() == "cpu" and jax.device_count() == 1', "return False")
 def test_a_step_of_many_chains_has_no_products_of_batches(monkeypatch):
     assert is_one_by_one()  # the suite runs on one processor
     x = jnp.linspace(-1, 1, 5)[:, None]
@@ -43,7 +47,7 @@ def test_a_step_of_many_chains_has_no_products_of_batches(monkeypatch):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", KERNELS)
+@parametrize("name", KERNELS, rest="slow")
 def test_it_draws_what_all_at_once_draw(monkeypatch, name):
     def draws():
         args = regression_data(0)

@@ -26,6 +26,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.reparam import LocScaleReparam
 
 from tests.conftest import enable_x64
+from tests.marks import parametrize
 from tests.mcmc.cases import KERNELS
 
 NUM_CHAINS = 4
@@ -174,7 +175,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "target", "x64"), CASES)
+@parametrize(("kernel", "target", "x64"), CASES, rest="slow")
 def test_targets_of_peers(kernel, target, x64):
     one_gradient = kernel in ("langevin", "pcn", "pcnl", "unadjusted")
     num_warmup, num_samples = (400, 1000) if not one_gradient else (3000, 20000) if target in FAR else (1500, 8000)

@@ -13,7 +13,10 @@ from numpyro.infer.util import potential_energy
 
 from numpyro_wide.mcmc import SplitHMC
 from tests.compilations import kept_programs
+from tests.marks import parametrize
 from tests.mcmc.cases import KERNELS, WITH_NUTS, chain, regression, regression_data
+
+pytestmark = pytest.mark.as_compiled
 
 FIELDS = ("accept_prob", "potential_energy", "energy_error", "num_grad", "num_nonfinite", "step_size")
 # Of a short run, and of the long one that it and its resumption make: the resumption takes as many steps as warmup and
@@ -39,7 +42,12 @@ def programs(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module", params=WITH_NUTS)
+IN_CI = ("split", "microcanonical", "nuts")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[] if name in IN_CI else pytest.mark.slow) for name in WITH_NUTS]
+)
 def runs(request, programs):
     """Two long runs of one MCMC object, one program, on two data sets."""
     name = request.param
@@ -81,7 +89,7 @@ def test_samples_are_constrained_and_fields_are_as_named(runs, run):
         assert_same(fields["num_grad"], np.full(LONG, gradients_of(name, fields)))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@parametrize("name", KERNELS, rest="slow")
 def test_progress_bar_shows_step_size_and_acceptance(name):
     kernel = KERNELS[name](potential_fn=lambda z: jnp.sum(z**2))
     state = kernel.init(jax.random.key(0), 5, jnp.ones(2))
@@ -90,7 +98,7 @@ def test_progress_bar_shows_step_size_and_acceptance(name):
     assert "1.23e-02" in shown and "0.88" in shown
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@parametrize("name", KERNELS, rest="slow")
 def test_empty_arrays_in_a_position(name):
     kernel = KERNELS[name](potential_fn=lambda z: 0.5 * jnp.sum(z["b"] ** 2))
     first = {"a": jnp.zeros((0,)), "b": jnp.ones(2), "c": jnp.zeros((3, 0))}
@@ -138,8 +146,8 @@ def test_vectorized_chains_are_the_chains_of_their_keys(runs):
 
 
 @pytest.mark.filterwarnings("ignore:There are not enough devices")  # for parallel chains, which then run in turns
-@pytest.mark.parametrize("method", ["sequential", "parallel", jax.vmap])
-@pytest.mark.parametrize("name", ["langevin", "split", "microcanonical"])
+@parametrize("method", ["sequential", "parallel", jax.vmap], rest="slow")
+@parametrize("name", ["langevin", "split", "microcanonical"], rest="slow")
 def test_other_chain_methods(name, method):
     x, y = regression_data(0)
     mcmc = build(name, num_chains=2, chain_method=method, num_warmup=4, num_samples=4)
@@ -167,7 +175,7 @@ def treacherous(z):
     return jnp.where(z[0] > 0.5, jnp.nan, jnp.where(z[1] > 0.5, -jnp.inf, energy))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@parametrize("name", KERNELS, rest="slow")
 def test_proposals_that_are_not_finite_are_rejected_and_counted(name):
     kernel = KERNELS[name](potential_fn=treacherous, step_size=0.3, adapt_step_size=False)
     state = kernel.init(jax.random.key(0), 0, jnp.full(3, -0.5))

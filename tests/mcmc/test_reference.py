@@ -10,6 +10,7 @@ from scipy import stats
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.mcmc._integrators import Point, split_trajectory
 from numpyro_wide.mcmc._reference import Reference
+from tests.marks import parametrize
 from tests.mcmc.cases import chain, set_in_turns
 
 
@@ -38,6 +39,7 @@ def dense(reference, leaf):
     return np.asarray(reference.mean[leaf])[:, 0], np.eye(basis.shape[1]) + basis.T @ ((scale - 1) * basis)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_maps_are_those_of_dense_matrices(given):
     x, reference = given
@@ -51,6 +53,7 @@ def test_maps_are_those_of_dense_matrices(given):
         np.testing.assert_allclose(reference.unwhiten(x)[name], shifted + root @ x[name], rtol=1e-12)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_trajectories_are_those_of_the_coordinates_in_which_the_reference_is_standard(given):
     psi, reference = given
@@ -67,6 +70,8 @@ def test_trajectories_are_those_of_the_coordinates_in_which_the_reference_is_sta
         np.testing.assert_allclose(reference.unspread(end_velocity)[name], expected_velocity[name], rtol=1e-9)
 
 
+@pytest.mark.fault("mcmc/_reference.py", "_rows(leaf).shape[1] * jnp.sum(jnp.log(scale))", "jnp.sum(jnp.log(scale))")
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_relative_log_density_is_that_of_dense_gaussians(given):
     z, reference = given
@@ -95,7 +100,7 @@ def stiff_in_two_directions(num_rows):
     return covariance, directions @ np.array([1.5, -0.8])
 
 
-@pytest.mark.parametrize("units", [None, 40])
+@parametrize("units", [None, 40], rest="slow")
 def test_warmup_learns_the_stiff_directions_of_a_unit(units):
     covariance, mean = stiff_in_two_directions(30)
     precision, loc = jnp.asarray(np.linalg.inv(covariance), "f"), jnp.asarray(mean, "f")
@@ -125,6 +130,7 @@ def test_chance_directions_among_many_rows_are_left_alone():
     assert values.min() > 0.6 and values.max() < 1.3
 
 
+@pytest.mark.as_compiled
 def test_short_warmups_and_other_requests_keep_the_standard_reference():
     first = jnp.ones(3)
     short = SplitHMC(potential_fn=lambda z: jnp.sum(z**2)).init(jax.random.key(0), 19, first)
@@ -132,6 +138,7 @@ def test_short_warmups_and_other_requests_keep_the_standard_reference():
     assert short.adapt_state.preconditioner is None and refused.adapt_state.preconditioner is None
 
 
+@pytest.mark.as_compiled
 def test_moments_of_a_vectorized_run_are_those_of_each_chain():
     """The reference of every chain is its own, and its windows close together."""
     covariance, _ = stiff_in_two_directions(6)
@@ -155,7 +162,7 @@ def test_moments_of_a_vectorized_run_are_those_of_each_chain():
     assert np.max(np.abs(together[0] - together[1])) > 0.01
 
 
-@pytest.mark.parametrize("in_turns", [False, True])
+@parametrize("in_turns", [False, True], rest="slow")
 def test_windows_cost_nothing_between_their_ends_however_many_chains(monkeypatch, in_turns):
     set_in_turns(monkeypatch, in_turns)
     kernel = SplitHMC(potential_fn=lambda z: jnp.sum(z**2))
@@ -169,6 +176,7 @@ def test_windows_cost_nothing_between_their_ends_however_many_chains(monkeypatch
     assert not always & {"eigh", "householder_product", "geqrf"}
 
 
+@pytest.mark.as_compiled
 def test_directions_are_orthonormal_and_no_more_than_rows():
     window = Reference.start((jnp.ones(3), jnp.ones((50, 2)), jnp.ones(()))).window
     for directions, shape in zip(window, [3, 16, 1], strict=True):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide.mcmc import SplitHMC, split_hmc
+from tests.marks import parametrize
 from tests.mcmc.cases import chain
 
 STIFF, NEAR = jnp.linspace(0.02, 1.0, 8), jnp.linspace(0.3, 1.0, 8)
@@ -25,20 +26,25 @@ def num_rotations(step_size, **settings):
     return int(num_grad[-1, 0])
 
 
-@pytest.mark.parametrize(
-    ("step_size", "expected"), [(2.0, 1), (0.5, 4), (0.3, 7), (0.1, 12), (0.02, 26), (0.0005, 128)]
+@pytest.mark.fault(
+    "mcmc/split_hmc.py", "angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))", "angle *= 1.0"
+)
+@parametrize(
+    ("step_size", "expected"), [(2.0, 1), (0.5, 4), (0.3, 7), (0.1, 12), (0.02, 26), (0.0005, 128)], rest="as_compiled"
 )
 def test_rotations_grow_like_the_root_of_those_of_a_whole_trajectory(step_size, expected):
     """Whole trajectories, of 2 radians, down to steps of 0.3; below that 2 / √(0.3 h) rotations."""
     assert num_rotations(step_size) == expected
 
 
+@pytest.mark.as_compiled
 def test_whoever_names_a_persistence_has_whole_trajectories():
     assert num_rotations(0.02, persistence=0.0) == 100
     assert num_rotations(0.02, persistence=0.5, trajectory_angle=1.0) == 50
     assert num_rotations(0.02, num_steps=30) == 30
 
 
+@pytest.mark.as_compiled
 def test_all_chains_of_a_run_are_in_one_regime():
     last, num_grad = chains(jnp.linspace(0.06, 1.0, 8), 150, 1, lambda s: s.num_grad)
     # A few percent of the step size apart; whole trajectories would have about 24 rotations.
@@ -47,7 +53,10 @@ def test_all_chains_of_a_run_are_in_one_regime():
     assert num_grad[-1].max() < 0.7 * 2.0 / last.step_size.max()
 
 
-@pytest.mark.parametrize(("num_steps", "expected"), [(3, np.exp(-0.3)), ("auto", np.exp(-1 / 3**0.5))])
+@pytest.mark.fault(
+    "mcmc/split_hmc.py", "jnp.exp(-angle / self._trajectory_angle)", "-jnp.expm1(-angle / self._trajectory_angle)"
+)
+@parametrize(("num_steps", "expected"), [(3, np.exp(-0.3)), ("auto", np.exp(-1 / 3**0.5))], rest="slow")
 def test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves(monkeypatch, num_steps, expected):
     monkeypatch.setattr(split_hmc, "JITTER", 0.0)
     kernel = SplitHMC(
@@ -67,7 +76,11 @@ def test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves(monkeypatc
     np.testing.assert_allclose(np.exp(-angle), expected, rtol=0.05)
 
 
-@pytest.mark.parametrize(("i", "max_steps", "num_steps"), [(5, 1, 1), (5, 99, 16), (50, 1, 16)])
+@pytest.mark.fault("mcmc/_kernel.py", "is_warming_up & (adapted.max_steps < num_steps)", "is_warming_up & False")
+@pytest.mark.fault(
+    "mcmc/_kernel.py", "is_warming_up & (adapted.max_steps < num_steps)", "adapted.max_steps < num_steps"
+)
+@parametrize(("i", "max_steps", "num_steps"), [(5, 1, 1), (5, 99, 16), (50, 1, 16)], rest="slow")
 def test_a_chain_that_falls_in_warmup_keeps_no_velocity(monkeypatch, i, max_steps, num_steps):
     monkeypatch.setattr(split_hmc, "JITTER", 0.0)
     kernel = SplitHMC(potential_fn=lambda z: 0.5 * jnp.sum(z**2), step_size=0.05, find_heuristic_step_size=False)
@@ -80,6 +93,7 @@ def test_a_chain_that_falls_in_warmup_keeps_no_velocity(monkeypatch, i, max_step
     np.testing.assert_allclose(np.mean(np.asarray(state.r * after.r)), expected, atol=0.03)
 
 
+@pytest.mark.as_compiled
 def test_short_draws_have_more_effective_ones_a_gradient_of_what_is_stiff():
     def ess_per_gradient(num_draws, **settings):
         _, (z, num_grad) = chains(STIFF, 300, num_draws, lambda s: (s.z, s.num_grad), num_chains=4, **settings)

@@ -9,6 +9,7 @@ from scipy.signal import lfilter
 from numpyro_wide.mcmc import MicrocanonicalLangevin, microcanonical
 from numpyro_wide.mcmc._integrators import Point
 from numpyro_wide.mcmc._whitening import Whitening, autocorrelation_time
+from tests.marks import parametrize
 from tests.mcmc.cases import KERNELS, chain
 
 
@@ -19,7 +20,7 @@ def autoregressive(rho, num_draws, size, seed=0):
     return lfilter([1.0], [1.0, -rho], noise, axis=0).astype("f")
 
 
-@pytest.mark.parametrize("rho", [-0.4, 0.0, 0.5, 0.9])
+@parametrize("rho", [-0.4, 0.0, 0.5, 0.9], rest="as_compiled")
 def test_autocorrelation_time_of_an_autoregression(rho):
     traces = np.concatenate([3.0 + autoregressive(rho, 3000, 16), np.zeros((501, 16), "f")])
     found = autocorrelation_time(jnp.array(traces), jnp.array(3000))
@@ -36,6 +37,7 @@ def fresh(size):
     return Whitening.start(jnp.zeros(size), 0.8, 2000)
 
 
+@pytest.mark.as_compiled
 def test_a_window_learns_scales_that_differ_and_none_that_differ_by_chance():
     size, rho = 200, 0.8
     unequal, equal = np.exp(np.linspace(-2, 2, size)).astype("f"), np.full(size, 3.0, "f")
@@ -48,6 +50,12 @@ def test_a_window_learns_scales_that_differ_and_none_that_differ_by_chance():
         assert found.std() < (1.1 if scales is unequal else 0.4) * by_chance
 
 
+@pytest.mark.fault(
+    "mcmc/_whitening.py",
+    "jnp.sqrt(self.length * per_autocorrelation * draw_length * time)",
+    "per_autocorrelation * draw_length * time",
+)
+@pytest.mark.as_compiled
 def test_a_window_learns_the_momentum_length_once_the_scales_are_known():
     size, rho, draw_length = 64, 0.8, 0.7
     draws = autoregressive(rho, 1500, size)
@@ -59,19 +67,21 @@ def test_a_window_learns_the_momentum_length_once_the_scales_are_known():
     assert second.num_draws == 0 and not jnp.any(second.traces)
 
 
+@pytest.mark.as_compiled
 def test_a_window_in_which_nothing_moved_teaches_nothing():
     closed = window(np.ones((50, 8), "f"), fresh(8)._replace(scale=jnp.full(8, 2.0), num_windows=jnp.array(1)))
     np.testing.assert_array_equal(closed.scale, 2.0)
     assert closed.length == jnp.float32(0.8)
 
 
+@pytest.mark.as_compiled
 def test_short_warmups_learn_the_step_size_alone():
     kernel = MicrocanonicalLangevin(potential_fn=lambda z: 0.5 * jnp.sum((z / 5) ** 2))
     known = chain(kernel, kernel.init(jax.random.key(0), 19, jnp.ones(4)), 20)[0].adapt_state.preconditioner
     assert known.length == 1.0 and jnp.all(known.scale == 1)
 
 
-@pytest.mark.parametrize("name", ["microcanonical", "microcanonical-unadjusted"])
+@parametrize("name", ["microcanonical", "microcanonical-unadjusted"], rest="slow")
 def test_warmup_learns_scales(name):
     scales = jnp.exp(jnp.linspace(-2.0, 2.0, 12))
     kernel = KERNELS[name](potential_fn=lambda z: 0.5 * jnp.sum((z / scales) ** 2))
@@ -81,6 +91,7 @@ def test_warmup_learns_scales(name):
     assert 0.5 < known.length < 2.5 and last.step_size > 0.5
 
 
+@pytest.mark.as_compiled
 def test_draws_are_a_number_of_steps_apart():
     """With energy errors of single steps, so that the step size does not depend on their number."""
     steps = {}
@@ -93,6 +104,7 @@ def test_draws_are_a_number_of_steps_apart():
     np.testing.assert_allclose(steps[6], steps[1], rtol=0.1)
 
 
+@pytest.mark.as_compiled
 def test_directions_forget_themselves_over_the_momentum_length():
     kernel = MicrocanonicalLangevin(potential_fn=lambda z: 0.0 * jnp.sum(z), adjusted=False, step_size=0.2)
     _, (r, z) = chain(kernel, kernel.init(jax.random.key(0), 0, jnp.ones(500)), 200, keep=lambda s: (s.r, s.z))
@@ -102,6 +114,8 @@ def test_directions_forget_themselves_over_the_momentum_length():
     np.testing.assert_allclose(np.diff(z, axis=0), 0.2 * r[1:], atol=1e-5)
 
 
+@pytest.mark.fault("mcmc/microcanonical.py", "ADJUSTED_FORGETTING if adjusted else 1.0", "1.0")
+@pytest.mark.as_compiled
 def test_adjusted_trajectories_forget_their_direction_over_twice_their_length(monkeypatch):
     monkeypatch.setattr(microcanonical, "JITTER", 0.0)
     kernel = MicrocanonicalLangevin(potential_fn=lambda z: 0.0 * jnp.sum(z), step_size=0.2, adapt_step_size=False)

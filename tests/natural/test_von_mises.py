@@ -7,6 +7,7 @@ import pytest
 import scipy.special
 
 from numpyro_wide import natural
+from tests.marks import parametrize
 
 CONCENTRATIONS = (1e-6, 1e-3, 0.3, 0.4999, 0.5001, 2.0, 29.9, 30.1, 1e3, 1e4, 1e6)
 LOC = 1.2
@@ -30,7 +31,7 @@ def log_density(eta, value):
     return natural.VonMises(eta).log_prob(value)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@parametrize("dtype", [np.float32, np.float64], rest="as_compiled")
 def test_keeps_its_digits(x64, dtype):
     etas = np.stack([eta_of(concentration) for concentration in CONCENTRATIONS]).astype(dtype)
     values = (LOC + 1.3 / np.sqrt(1 + np.array(CONCENTRATIONS))).astype(dtype)
@@ -43,7 +44,7 @@ def test_keeps_its_digits(x64, dtype):
         np.testing.assert_allclose(score, expected_score, rtol=100 * eps, atol=10 * eps)
 
 
-@pytest.mark.parametrize("mean", [0.0, 0.7, -2.3])
+@parametrize("mean", [0.0, 0.7, -2.3], rest="as_compiled")
 def test_the_normaliser_is_learned_at_large_concentrations(mean):
     """The derivative in κ at the mean, 1 − I₁/I₀ ≈ 1/(2κ), drowns in rounding where it is a difference."""
     concentrations, direction = np.array([1e2, 1e4, 1e6]), jnp.array([jnp.cos(mean), jnp.sin(mean)])
@@ -52,6 +53,7 @@ def test_the_normaliser_is_learned_at_large_concentrations(mean):
     np.testing.assert_allclose(jax.jit(jax.vmap(along))(concentrations.astype(np.float32)), expected, rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_is_smooth_at_zero():
     value = 0.7
     point = np.array([np.cos(value), np.sin(value)])
@@ -67,6 +69,7 @@ def test_is_smooth_at_zero():
     np.testing.assert_allclose(shifted, point - 0.5e-4, rtol=1e-6)
 
 
+@pytest.mark.as_compiled
 def test_second_derivatives_are_the_covariance_of_the_statistics(x64):
     concentrations = [0.0, 0.3, 20.0, 40.0]
     hessians = jax.jit(jax.vmap(lambda eta: jax.hessian(log_density)(eta, 0.3)))
@@ -79,6 +82,7 @@ def test_second_derivatives_are_the_covariance_of_the_statistics(x64):
         np.testing.assert_allclose(hessian, -covariance, rtol=1e-7, atol=1e-12)
 
 
+@pytest.mark.as_compiled
 def test_draws_have_the_right_moments():
     concentrations, num_draws = np.array([0.0, 1.5, 1e4]), 20_000
     distribution = natural.VonMises(np.stack([eta_of(c) for c in concentrations]).astype(np.float32))

@@ -23,6 +23,7 @@ from numpyro_wide import (
     wide_limit_draws,
 )
 from numpyro_wide.nn import FCN, bnn, network_parameters, random_network
+from tests.marks import parametrize
 
 RNG = np.random.default_rng(0)
 X, X_NEW = RNG.normal(size=(12, 3)).astype("f"), RNG.normal(size=(5, 3)).astype("f")
@@ -68,7 +69,12 @@ def log_prior(draws):
     return sum(dist.Normal(0, 1).log_prob(value).sum() for value in draws.values())
 
 
-@pytest.mark.parametrize("make", [lambda: NETWORK, as_nnx], ids=["linen", "nnx"])
+@pytest.mark.fault(
+    "nn/_random.py",
+    "return network(jax.tree.unflatten(jax.tree.structure(shapes), values))",
+    "return network(jax.tree.unflatten(jax.tree.structure(shapes), values[::-1]))",
+)
+@parametrize("make", [lambda: NETWORK, as_nnx], ids=["linen", "nnx"], rest="slow")
 def test_every_parameter_is_a_site_of_its_own(make):
     module = make()
     draws = values_of(lambda: random_network("net", module, X)(X))
@@ -136,7 +142,7 @@ def test_random_modules_of_numpyro_give_the_same_network():
         np.testing.assert_allclose(random_features, features, rtol=1e-6)
 
 
-@pytest.mark.parametrize("num_outputs", [2, None], ids=["matrix", "vector"])
+@parametrize("num_outputs", [2, None], ids=["matrix", "vector"], rest="slow")
 def test_bnn_under_the_handlers_against_the_closed_form(num_outputs):
     y = Y if num_outputs else Y[:, 0]
     model = bnn(NETWORK, num_outputs, NOISE)
@@ -155,7 +161,7 @@ def test_bnn_under_the_handlers_against_the_closed_form(num_outputs):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_bnn_from_fit_to_prediction():
     """A latent noise, SVI on the repriorised model, predictions without targets."""
     model = bnn(NETWORK, 2, dist.HalfNormal(0.5))
@@ -199,7 +205,8 @@ def standard_bnn(width=8):
     return bnn(features_net, 2, NOISE, readout_scale=width**-0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.fault("nn/_models.py", "dist.Normal(0, readout_scale)", "dist.Normal(0, 1)")
+@pytest.mark.as_compiled
 def test_standard_parametrisation_gives_the_same_under_every_handler():
     width = 8
     ntk, standard = bnn(FCN(1, width, jnp.tanh, w_std=1.3, readout_w_std=1.0), 2, NOISE), standard_bnn(width)

@@ -12,6 +12,7 @@ from numpyro_wide.nn import CNN, FCN, NTKConv, WideResNet
 from numpyro_wide.nn._layers import unit_scale
 from numpyro_wide.wide_limit import fcn_kernel
 from tests.compilations import compilations
+from tests.marks import parametrize
 
 
 def unit_inputs(*shape, seed=0):
@@ -31,7 +32,7 @@ def prior_variance(network, x, num_draws):
     return draws.mean(), draws.std() / num_draws**0.5
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("activation", "function"),
     [
         ("erf", lambda u: 2 * stats.norm.cdf(u * 2**0.5) - 1),
@@ -39,13 +40,14 @@ def prior_variance(network, x, num_draws):
         ("relu", lambda u: max(u, 0.0)),
         (jnp.tanh, np.tanh),
     ],
+    rest="slow",
 )
 def test_unit_scale_against_quadrature(activation, function):
     second_moment = integrate.quad(lambda u: function(u) ** 2 * stats.norm.pdf(u), -12, 12, points=[0])[0]
     assert unit_scale(activation, b_std=0.3) == pytest.approx(((1 - 0.09) / second_moment) ** 0.5, rel=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["erf", "gelu", "identity", "relu", "tanh", jax.nn.selu, jax.nn.silu])
+@parametrize("activation", ["erf", "gelu", "identity", "relu", "tanh", jax.nn.selu, jax.nn.silu], rest="slow")
 def test_unit_scale_is_a_number_under_transformations(activation):
     # Of vectorised chains, networks run under vmap; the rectifier comes with a derivative of its own.
     scale = unit_scale(activation)
@@ -54,7 +56,12 @@ def test_unit_scale_is_a_number_under_transformations(activation):
         np.testing.assert_allclose(found, scale, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("depth", "width"), [(0, 16), (1, 16), (3, 128), (10, 128)])
+@pytest.mark.fault(
+    "nn/_networks.py",
+    'preceding = ["identity", *[self.activation] * (self.depth - 1)][: self.depth]',
+    "preceding = [self.activation] * self.depth",
+)
+@parametrize(("depth", "width"), [(0, 16), (1, 16), (3, 128), (10, 128)], rest="slow")
 def test_variance_of_the_fcn_is_one(depth, width):
     # With rectifiers it is one in expectation at any width, not only in the limit.
     variance, error = prior_variance(FCN(depth, width, "relu", b_std=0.3, readout_b_std=0.2), unit_inputs(5, 7), 400)
@@ -62,7 +69,7 @@ def test_variance_of_the_fcn_is_one(depth, width):
     assert abs(variance - 1) < 3.5 * error + 1e-5
 
 
-@pytest.mark.parametrize("activation", ["gelu", jnp.tanh])
+@parametrize("activation", ["gelu", jnp.tanh], rest="slow")
 def test_variance_of_the_fcn_is_near_one_for_other_activations(activation):
     for depth in (1, 6):
         variance, error = prior_variance(FCN(depth, 256, activation, b_std=0.1), unit_inputs(5, 7), 60)
@@ -70,6 +77,7 @@ def test_variance_of_the_fcn_is_near_one_for_other_activations(activation):
         assert error < 0.06
 
 
+@pytest.mark.fault("nn/_networks.py", "is_data=isinstance(self.w_std, Array)", "is_data=False")
 def test_a_scale_in_an_array_of_jax_is_data_of_the_program():
     x, params = jnp.ones((3, 2)), FCN(2, 4, "erf").init(jax.random.key(0), jnp.ones((3, 2)))
     found = []
@@ -81,7 +89,7 @@ def test_a_scale_in_an_array_of_jax_is_data_of_the_program():
     assert np.abs(found[0] - found[1]).max() > 0.01
 
 
-@pytest.mark.parametrize(("depth", "width"), [(1, 4), (4, 32)])
+@parametrize(("depth", "width"), [(1, 4), (4, 32)], rest="slow")
 def test_variance_of_the_cnn_is_one(depth, width):
     network = CNN(depth, width, "relu", b_std=0.3, readout_b_std=0.5)
     variance, error = prior_variance(network, unit_inputs(1, 4, 4, 3), 400)
@@ -130,6 +138,7 @@ def test_kernel_of_the_limit_takes_the_scales_that_keep_the_variance():
     np.testing.assert_allclose(np.diag(nngp), 1, rtol=1e-5)
 
 
+@pytest.mark.fault("nn/_layers.py", "(height * width * num_channels) ** 0.5", "num_channels**0.5")
 def test_convolution_against_a_sum_over_offsets():
     x, layer = unit_inputs(2, 5, 4, 3), NTKConv(2, kernel_size=(3, 2), w_std=1.7, b_std=0.4)
     rng = np.random.default_rng(2)
@@ -141,8 +150,14 @@ def test_convolution_against_a_sum_over_offsets():
     np.testing.assert_allclose(got, 1.7 / 18**0.5 * expected + 0.4 * bias, atol=1e-5)
 
 
-@pytest.mark.parametrize("padding", ["CIRCULAR", "SAME", "VALID"])
-@pytest.mark.parametrize(("kernel_size", "strides"), [((3, 3), (1, 1)), ((2, 4), (2, 3)), ((1, 1), (2, 2))])
+@pytest.mark.fault(
+    "nn/_layers.py",
+    "i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]",
+    "i : i + spans[0] : strides[1], j : j + spans[1] : strides[0]",
+)
+@pytest.mark.as_compiled
+@parametrize("padding", ["CIRCULAR", "SAME", "VALID"], rest="slow")
+@parametrize(("kernel_size", "strides"), [((3, 3), (1, 1)), ((2, 4), (2, 3)), ((1, 1), (2, 2))], rest="slow")
 def test_convolution_is_that_of_flax_with_its_gradients(padding, kernel_size, strides):
     x = unit_inputs(2, 7, 6, 3)
     kernel = np.random.default_rng(2).normal(size=(*kernel_size, 3, 5)).astype("f")
@@ -184,6 +199,7 @@ def test_residual_network_is_that_of_the_paper():
     assert sum(name.endswith("skip") for name in shapes) == 2
 
 
+@pytest.mark.fault("nn/_networks.py", "k += 1", "k = 1")
 def test_residual_sums_are_scaled_by_their_index():
     """With residual branches of zero, what is left of the stem is the product of the skips' factors."""
     x, network = unit_inputs(1, 4, 4, 3), WideResNet(1, 2, "identity", c=1.0, readout_w_std=1.0)

@@ -384,6 +384,8 @@ CASES = [
 ]
 
 
+@pytest.mark.fault("linear_gaussian/_problem.py", "return np.broadcast_shapes(shape, target) == target", "return True")
+@pytest.mark.fault("nn/_models.py", "not np.all(np.asarray(inner.low) >= 0)", "not np.all(np.asarray(inner.low) >= -1)")
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_mistakes(case):
@@ -400,6 +402,11 @@ class Unscaled(linen.Module):
         return self.factor * hidden
 
 
+@pytest.mark.fault(
+    "nn/_models.py",
+    "LEAST_VARIANCE <= variance <= LARGEST_VARIANCE",
+    "LEAST_VARIANCE <= variance <= 1e3 * LARGEST_VARIANCE",
+)
 @pytest.mark.parametrize("factor", [1.0, 1e-5])
 def test_a_prior_far_from_the_targets_is_warned_of(factor):
     model = bnn(Unscaled(factor), None, NOISE)
@@ -412,6 +419,7 @@ def test_a_prior_far_from_the_targets_is_warned_of(factor):
     jax.eval_shape(lambda x: run(model, x)["y"]["value"], X)  # numbers that are not known
 
 
+@pytest.mark.fault("nn/_models.py", "size > LARGEST_VARIANCE", "size > 1e9 * LARGEST_VARIANCE")
 @pytest.mark.parametrize(("size", "noise", "is_far"), [(100.0, 0.1, True), (100.0, 20.0, False), (1.0, 1e-3, False)])
 def test_targets_far_from_the_prior_are_warned_of(size, noise, is_far):
     model, targets = bnn(FCN(1, 200, b_std=0.5), None, noise), size * np.ones(len(X), "f")

@@ -12,6 +12,7 @@ from numpyro.infer.util import log_density
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, wide_limit_draws
 from numpyro_wide.nn import FCN, bnn, by_row_blocks
 from numpyro_wide.nn import _random as _row_blocks
+from tests.marks import parametrize
 
 NETWORK = FCN(4, 24, "erf", b_std=0.2)
 
@@ -29,7 +30,7 @@ def gradient(num_rows, block_size):
     return compiled.lower(hidden).compile(), hidden
 
 
-@pytest.mark.parametrize("block_size", [7, "auto"])
+@parametrize("block_size", [7, "auto"], rest="slow")
 def test_blocks_give_the_same_density_and_gradient(block_size, monkeypatch):
     # About 3 · 24 numbers a layer and row: a dozen blocks of the 50 rows.
     monkeypatch.setattr(_row_blocks, "AUTO_NUMBERS", 1500)
@@ -67,7 +68,7 @@ def test_memory_of_a_gradient_does_not_grow_with_the_rows():
     assert many.temp_size_in_bytes < few.temp_size_in_bytes + 8 * targets
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_one_pass_gives_the_draws_and_predictions_of_all_rows_at_once():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 3)).astype("f")
@@ -84,7 +85,7 @@ def test_one_pass_gives_the_draws_and_predictions_of_all_rows_at_once():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=2e-3, atol=2e-3), *found)
 
 
-@pytest.mark.parametrize("wrap", [False, True])
+@parametrize("wrap", [False, True], rest="slow")
 def test_gradients_of_models_that_hold_the_readout(wrap):
     x = np.random.default_rng(0).normal(size=(5, 2)).astype("f")
     values = {

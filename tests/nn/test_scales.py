@@ -15,6 +15,7 @@ from numpyro_wide import collapse_readout, repriorise
 from numpyro_wide.nn import CNN, FCN, NTKDense, WideResNet, bnn
 from numpyro_wide.nn._models import scale_site
 from numpyro_wide.wide_limit import fcn_kernel
+from tests.marks import parametrize
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 3)).astype("f")
@@ -64,7 +65,7 @@ def test_traced_scales_give_the_features_and_gradients_of_known_ones():
             np.testing.assert_allclose(np.asarray(slopes[name])[index], (moved[0] - moved[1]) / 2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("network", [CNN(2, 4, b_std=0.1), WideResNet(1, 4, b_std=0.1)])
+@parametrize("network", [CNN(2, 4, b_std=0.1), WideResNet(1, 4, b_std=0.1)], rest="slow")
 def test_convolutional_networks_take_traced_scales(network):
     images = jnp.ones((2, 8, 8, 1))
     known = network.clone(w_std=1.2, readout_w_std=0.9, readout_b_std=0.3)
@@ -125,7 +126,7 @@ def test_a_model_with_latent_scales_has_the_density_of_one_with_their_values():
     np.testing.assert_allclose(log_density(model, (X, Y), {}, values)[0], expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_both_handlers_take_them():
     model = bnn(FCN(1, 20, "tanh"), None, dist.LogNormal(-1.0, 0.5), scales={"w_std": dist.LogNormal(0, 0.5)})
     mapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale="noise")
@@ -138,7 +139,7 @@ def test_both_handlers_take_them():
         np.testing.assert_allclose(draws["w_std"], np.exp(0.5 * draws["w_std_base"]), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("prior", "reference"),
     [
         (dist.HalfNormal(0.7), scipy.stats.halfnorm(scale=0.7)),
@@ -147,6 +148,7 @@ def test_both_handlers_take_them():
         (dist.LogNormal(0.3, 0.7), scipy.stats.lognorm(0.7, scale=np.exp(0.3))),
         (dist.Uniform(0.1, 3.0), scipy.stats.uniform(0.1, 2.9)),
     ],
+    rest="slow",
 )
 def test_images_of_normal_numbers_are_quantiles_in_both_tails(prior, reference):
     z = np.array([-6.0, -4.0, -1.0, -1e-3, 0.0, 0.5, 2.0, 5.0, 7.0, 10.0], "f")
@@ -165,8 +167,12 @@ def test_images_of_normal_numbers_are_quantiles_in_both_tails(prior, reference):
     assert np.all(slopes[:8] > 0)
 
 
+@pytest.mark.fault(
+    "nn/_layers.py", "if is_zero(layer.b_std):", "if isinstance(layer.b_std, int | float) and layer.b_std == 0:"
+)
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("make", [lambda b_std: NTKDense(4, b_std=b_std), lambda b_std: FCN(1, 4, b_std=b_std)])
-@pytest.mark.parametrize("zero", [0, 0.0, np.float32(0), np.zeros(()), jnp.float32(0)])
+@parametrize("zero", [0, 0.0, np.float32(0), np.zeros(()), jnp.float32(0)], rest="slow")
 def test_a_bias_of_scale_zero_is_no_parameter(make, zero):
     shapes = jax.eval_shape(make(zero).init, jax.random.key(0), X)["params"]
     assert "bias" not in shapes and "bias" not in shapes.get("hidden_0", {})

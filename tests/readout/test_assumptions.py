@@ -83,6 +83,10 @@ RIGHT = {
 }
 
 
+@pytest.mark.fault(
+    "readout/_collapse.py", "return jnp.where(self.is_valid, log_evidence, jnp.nan)", "return log_evidence"
+)
+@pytest.mark.fault("readout/_assumptions.py", "| ~jnp.isfinite(run.loc + change))", "| True)")
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("mean", BROKEN)
 def test_another_mean_is_refused_at_every_scale(mean, scale):
@@ -144,6 +148,11 @@ OTHERS = {
 }
 
 
+@pytest.mark.fault(
+    "readout/_assumptions.py",
+    "others = [part for part in self._moving_parts if part != _MEAN]",
+    "others = [part for part in self._moving_parts if part[0] < _OTHERS]",
+)
 @pytest.mark.parametrize("other", OTHERS)
 def test_whatever_else_the_readout_reaches_is_refused(other):
     after, match = OTHERS[other]
@@ -182,6 +191,13 @@ LIKELIHOODS = {
 }
 
 
+@pytest.mark.fault("readout/_assumptions.py", "_NOISE: run.noise_scale, _OBS", "_NOISE: 1.0, _OBS")
+@pytest.mark.fault("readout/_assumptions.py", "_OBSERVATIONS: sites.observations,", "_OBSERVATIONS: 1.0,")
+@pytest.mark.fault(
+    "readout/_assumptions.py",
+    "found[_OTHERS, name] = log_prob if scale is None else scale * log_prob",
+    "found[_OTHERS, name] = log_prob",
+)
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_likelihoods_that_the_readout_reaches_otherwise_are_refused(name):
     likelihood, match = LIKELIHOODS[name]
@@ -206,6 +222,7 @@ def test_subclasses_of_normal_are_refused(prior, likelihood):
         run(collapse_readout(model, **SITES), PSI, Y)
 
 
+@pytest.mark.fault("readout/_assumptions.py", "found = {_FEATURES: run.features,", "found = {_FEATURES: 1.0,")
 def test_features_that_depend_on_the_readout_are_refused():
     def model(psi, y=None):
         w = numpyro.sample("w", dist.Normal(0, 1).expand([psi.shape[1], 2]).to_event(2))
@@ -280,6 +297,11 @@ def test_loops_around_the_product_are_right(loop):
         np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
+@pytest.mark.fault(
+    "readout/_assumptions.py",
+    'if msg["type"] == "prng_key":  # drawn outside of sites\n            name,',
+    'if msg["type"] == "prng_key":\n            return\n            name,',
+)
 def test_keys_that_are_drawn_outside_of_sites_are_the_same_in_both_runs():
     """Such as those of dropout that is a part of the network."""
 
@@ -324,6 +346,9 @@ def test_other_sites_may_be_far_out_of_their_support():
     assert np.isfinite(sites["y"]["fn"].log_prob(Y))
 
 
+@pytest.mark.fault(
+    "readout/_assumptions.py", "frozenset(name for kind, name in moving if kind == _DETERMINISTIC)", "frozenset()"
+)
 def test_deterministic_sites_that_move_are_not_recorded():
     def after(features, w, y):
         numpyro.deterministic("moves", w.sum())
@@ -334,6 +359,9 @@ def test_deterministic_sites_that_move_are_not_recorded():
     assert "stays" in sites and not any("moves" in name for name in sites)
 
 
+@pytest.mark.fault(
+    "readout/_collapse.py", "            refuse_scaled(self.model.observed, msg)\n", "            pass\n"
+)
 @pytest.mark.parametrize("handler", [scale(scale=0.5), mask(mask=np.arange(6)[:, None] < 4)], ids=["scale", "mask"])
 def test_handlers_around_a_collapsed_model_are_refused(handler):
     def model(psi, y=None):
@@ -432,6 +460,14 @@ def joint(model, *args, values=None):
     return log_density(seed(model, jax.random.key(0)), args, {}, values or {})[0]
 
 
+@pytest.mark.fault("readout/_assumptions.py", "(jnp.abs(after - before) <= allowed)", "(tangent == tangent)")
+@pytest.mark.fault("readout/_assumptions.py", "((tangent == 0) | jnp.isinf(before))", "(tangent == tangent)")
+@pytest.mark.fault(
+    "readout/_assumptions.py",
+    "jnp.abs(tangent - change) <= allowed",
+    "jnp.abs(tangent - change) <= allowed + of_values",
+)
+@pytest.mark.fault("readout/_assumptions.py", "has_slope & has_change |", "has_slope |")
 @pytest.mark.parametrize("case", SUBTLE)
 def test_what_hides_behind_large_numbers_and_steps_is_refused(case):
     model = linear(SUBTLE[case])
@@ -498,6 +534,7 @@ def test_the_model_runs_twice_in_a_traced_step():
     assert len(runs) == 9
 
 
+@pytest.mark.fault("readout/_assumptions.py", "self.are_all = False", "pass")
 def test_a_loop_of_numpyro_is_looked_at_with_the_values_of_the_run():
     """Its sites come when they have been used, so that the model runs once more."""
 

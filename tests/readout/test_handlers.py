@@ -18,6 +18,7 @@ from numpyro.infer.util import initialize_model, log_density
 
 from numpyro_wide import ReprioriseReadout, collapse_readout, linear_gaussian, repriorise
 from numpyro_wide.readout import ReadoutMarginal
+from tests.marks import parametrize
 from tests.models import linear, network, small_data
 
 VARIANTS = ("feature", "data", "data-cholesky", "auto")
@@ -54,9 +55,16 @@ NOISES = {
 }
 
 
+@pytest.mark.fault(
+    "readout/_transform.py",
+    "self._over_leading_axes(lambda phi: self._forward(phi)[1], x)",
+    "self._over_leading_axes(lambda phi: 0 * self._forward(phi)[1], x)",
+)
+@pytest.mark.fault("readout/_model.py", "variant=self.variant, prior_scale=self.prior_scale", "variant=self.variant")
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("prior", PRIORS)
+@parametrize("prior", PRIORS, rest="slow")
 def test_joint_density_is_unchanged(prior, noise):
     """Repriorised: plain density times the map's Jacobian. Collapsed: the integral over the readout."""
     model = linear(prior=PRIORS[prior], noise=NOISES[noise])
@@ -85,8 +93,9 @@ def test_joint_density_is_unchanged(prior, noise):
         np.testing.assert_allclose(log_density(collapsed, (y,), {}, without_base(draw))[0], expected, rtol=1e-9)
 
 
+@pytest.mark.fault("readout/_collapse.py", '"fn": marginal, "cond_indep_stack": []})', '"fn": marginal})')
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("with_plates", [False, True])
+@parametrize("with_plates", [False, True], rest="slow")
 def test_vector_readout_in_plates(with_plates):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)))
     y = jnp.arange(5.0)
@@ -123,6 +132,7 @@ def test_vector_readout_in_plates(with_plates):
 # What is in the trace -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.as_compiled
 def test_sites_of_wrapped_models():
     x, y = small_data()
     plain = {"sigma", "hidden", "features", "w", "rows", "y"}
@@ -135,7 +145,7 @@ def test_sites_of_wrapped_models():
     assert sites["y"]["is_observed"]
 
 
-@pytest.mark.parametrize("wrap", [partial(repriorise, **ARGUMENTS), partial(collapse_readout, **SITES)])
+@parametrize("wrap", [partial(repriorise, **ARGUMENTS), partial(collapse_readout, **SITES)], rest="slow")
 def test_without_targets_nothing_changes(wrap):
     x, _ = small_data()
     (plain, plain_sites), (wrapped, wrapped_sites) = draw_of(network, x), draw_of(wrap(network), x)
@@ -144,7 +154,7 @@ def test_without_targets_nothing_changes(wrap):
     np.testing.assert_array_equal(plain_sites["y"]["value"], wrapped_sites["y"]["value"])
 
 
-@pytest.mark.parametrize("call", ["positional", "keyword", "condition"])
+@parametrize("call", ["positional", "keyword", "condition"], rest="slow")
 def test_ways_to_pass_observations(call):
     x, y = small_data()
     repriorised, collapsed = repriorise(network, **ARGUMENTS), collapse_readout(network, **SITES)
@@ -158,6 +168,7 @@ def test_ways_to_pass_observations(call):
     np.testing.assert_allclose(sites["y"]["fn"].log_prob(sites["y"]["value"]), reference["fn"].log_prob(y), rtol=1e-6)
 
 
+@pytest.mark.as_compiled
 def test_extra_keywords_and_noise_by_argument():
     def model(**data):
         features = numpyro.deterministic("features", data["x"])
@@ -171,6 +182,7 @@ def test_extra_keywords_and_noise_by_argument():
     np.testing.assert_allclose(sites["w"]["value"], expected, rtol=1e-6)
 
 
+@pytest.mark.as_compiled
 def test_deterministic_sites_that_move_with_the_readout_are_not_recorded():
     def model(y=None):
         features = numpyro.deterministic("features", jnp.eye(3))
@@ -182,12 +194,14 @@ def test_deterministic_sites_that_move_with_the_readout_are_not_recorded():
     assert set(draw_of(collapse_readout(model, **SITES), jnp.ones(3))[1]) == {"other", "y"}
 
 
+@pytest.mark.as_compiled
 def test_scope_around_a_wrapped_model():
     x, y = small_data()
     wrapped = numpyro.handlers.scope(repriorise(network, **ARGUMENTS), prefix="net")
     assert {"net/w", "net/w_base", "net/sigma"} < set(draw_of(wrapped, x, y)[1])
 
 
+@pytest.mark.as_compiled
 def test_keyword_arguments_not_given_are_no_targets():
     def model(x, **data):
         features = numpyro.deterministic("features", x)
@@ -199,6 +213,7 @@ def test_keyword_arguments_not_given_are_no_targets():
     assert "w_base" in draw_of(wrapped, jnp.eye(2), y=jnp.ones(2))[0]
 
 
+@pytest.mark.as_compiled
 def test_improper_priors_can_be_collapsed():
     def model(y=None):
         slope = numpyro.sample("slope", dist.ImproperUniform(dist.constraints.real, (), ()))
@@ -210,6 +225,7 @@ def test_improper_priors_can_be_collapsed():
     np.testing.assert_allclose(found, dist.Normal(0, 4.09**0.5).log_prob(jnp.ones(2)).sum(), rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_prior_predictive_and_log_likelihood_are_the_models_own():
     """No factor sites: prior draws of the readout have their prior's moments, and only y is observed."""
     x, y = small_data()
@@ -245,8 +261,9 @@ def _network_with_reparam_inside(x, y=None):
     numpyro.sample("y", dist.Normal(features @ w, noise).to_event(2), obs=y)
 
 
-@pytest.mark.parametrize("kind", ["repriorised", "collapsed", "inside the model"])
-@pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
+@pytest.mark.as_compiled
+@parametrize("kind", ["repriorised", "collapsed", "inside the model"], rest="slow")
+@parametrize("chain_method", ["sequential", "vectorized"], rest="slow")
 def test_nuts_and_hmc(kind, chain_method):
     x, y = small_data()
     model = wrapped_models()[kind]
@@ -270,6 +287,7 @@ def test_nuts_and_hmc(kind, chain_method):
         assert "w" in sites
 
 
+@pytest.mark.as_compiled
 def test_base_can_be_left_out_of_the_samples():
     x, y = small_data()
     mcmc = MCMC(NUTS(repriorise(network, **ARGUMENTS), max_tree_depth=3), num_warmup=5, num_samples=5)
@@ -277,7 +295,7 @@ def test_base_can_be_left_out_of_the_samples():
     assert set(mcmc.get_samples()) == {"hidden", "sigma", "w"}
 
 
-@pytest.mark.parametrize("kind", ["repriorised", "collapsed"])
+@parametrize("kind", ["repriorised", "collapsed"], rest="slow")
 def test_rerun_on_new_data_without_recompiling(kind):
     """With jit_model_args the data are traced; the second run must see the second data."""
     x, y = small_data()
@@ -290,9 +308,10 @@ def test_rerun_on_new_data_without_recompiling(kind):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), reused.get_samples(), fresh.get_samples())
 
 
-@pytest.mark.parametrize("kind", ["repriorised", "collapsed"])
-@pytest.mark.parametrize("guide_class", [AutoNormal, AutoMultivariateNormal])
-@pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO(num_particles=3)])
+@pytest.mark.as_compiled
+@parametrize("kind", ["repriorised", "collapsed"], rest="slow")
+@parametrize("guide_class", [AutoNormal, AutoMultivariateNormal], rest="slow")
+@parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO(num_particles=3)], rest="slow")
 def test_svi(kind, guide_class, loss):
     x, y = small_data()
     model = wrapped_models()[kind]
@@ -302,7 +321,7 @@ def test_svi(kind, guide_class, loss):
     assert losses[-50:].mean() < losses[:50].mean()
 
 
-@pytest.mark.parametrize("kind", ["repriorised", "collapsed"])
+@parametrize("kind", ["repriorised", "collapsed"], rest="slow")
 def test_initialize_model_and_pickle(kind):
     x, y = small_data()
     model = pickle.loads(pickle.dumps(wrapped_models()[kind]))
@@ -326,6 +345,7 @@ class NNXNetwork(nnx.Module):
         return jnp.tanh(self.layer(x)) / 8**0.5
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 @pytest.mark.parametrize(
     "wrap", [partial(repriorise, **ARGUMENTS | {"noise_scale": 0.2}), partial(collapse_readout, **SITES)]
@@ -346,6 +366,7 @@ def test_flax_feature_networks(library, wrap):
     assert all(np.isfinite(value).all() for value in mcmc.get_samples().values())
 
 
+@pytest.mark.as_compiled
 def test_factorisation_is_compiled_once():
     """The base site's density and the readout share one Cholesky factor in the compiled potential."""
     x, y = small_data()

@@ -12,6 +12,7 @@ from scipy.stats import multivariate_normal, norm
 
 from numpyro_wide import ReadoutPredictive, collapse_readout
 from numpyro_wide.readout import CollapsedModel
+from tests.marks import parametrize
 
 SITES = {"readout": "w", "features": "features", "observed": "y"}
 PRIOR_LOC, PRIOR_SCALE = 0.4, 1.3
@@ -60,6 +61,16 @@ def dense_log_density(x, y, x_new, y_new, noise, noise_new):
     return logsumexp(terms, axis=0) - np.log(len(HIDDEN))
 
 
+@pytest.mark.fault(
+    "readout/_predictions.py",
+    "variance = variance + new.noise_scale**2",
+    "variance = variance + 0 * new.noise_scale**2",
+)
+@pytest.mark.fault(
+    "readout/_predictions.py", "variance = variance + new.noise_scale**2", "variance = variance + fit.noise_scale**2"
+)
+@pytest.mark.fault("readout/_predictions.py", "by_entry.sum(axis=1)", "by_entry.mean(axis=1)")
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("n", [4, 12])
 @pytest.mark.parametrize(
@@ -90,6 +101,12 @@ def test_against_ratios_of_dense_densities(k, noise, noise_new, n):
     np.testing.assert_allclose(found, logsumexp(by_draw, axis=0) - np.log(5), rtol=1e-9)
 
 
+@pytest.mark.fault(
+    "linear_gaussian/_evidence.py",
+    "return targets - residual / share[:, None], variance / share",
+    "return targets - residual, variance / share",
+)
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("n", [4, 12])
 @pytest.mark.parametrize(
@@ -129,8 +146,10 @@ def dense_joint_log_density(x, y, x_new, y_new, noise, noise_new):
     return logsumexp(terms) - np.log(len(HIDDEN))
 
 
-@pytest.mark.parametrize(
-    ("k", "noise"), [(None, 0.3), (2, 0.3), (2, np.array([0.2, 0.7])), (None, "by row"), (2, "by row")]
+@parametrize(
+    ("k", "noise"),
+    [(None, 0.3), (2, 0.3), (2, np.array([0.2, 0.7])), (None, "by row"), (2, "by row")],
+    rest="slow",
 )
 def test_all_rows_together_against_dense_densities(x64, k, noise):
     (x, y), (x_new, y_new) = data(8, k), data(6, k, seed=2)
@@ -149,6 +168,7 @@ def test_all_rows_together_against_dense_densities(x64, k, noise):
     np.testing.assert_allclose(joint, of_one[0], rtol=1e-9)
 
 
+@pytest.mark.as_compiled
 def test_all_rows_together_in_single_precision_in_blocks_and_under_jit(tmp_path):
     (x, y), (x_new, y_new) = data(8), data(6, seed=2)
     np.save(tmp_path / "hidden.npy", HIDDEN)
@@ -159,6 +179,7 @@ def test_all_rows_together_in_single_precision_in_blocks_and_under_jit(tmp_path)
     np.testing.assert_allclose(jax.jit(predictive.joint_log_density)(x_new, y_new), found, rtol=1e-4)
 
 
+@pytest.mark.as_compiled
 def test_all_rows_together_must_be_observed():
     (x, y), (x_new, y_new) = data(8), data(6, seed=2)
     predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
@@ -170,6 +191,7 @@ def test_all_rows_together_must_be_observed():
         assert predictive.joint_log_density(x_new, np.full(6, far)) == -np.inf
 
 
+@pytest.mark.as_compiled
 def test_all_rows_together_are_right_where_evidences_have_no_digits_left():
     """Of 1000 rows and a noise of 0.03 in float32, the difference of two evidences is wrong by 0.3."""
     rng = np.random.default_rng(0)
@@ -186,6 +208,7 @@ def test_all_rows_together_are_right_where_evidences_have_no_digits_left():
     np.testing.assert_allclose(together, predictive.log_density(x_new, y_new).sum(), atol=0.1)
 
 
+@pytest.mark.as_compiled
 def test_all_rows_together_leave_out_draws_that_are_not_finite():
     (x, y), (x_new, y_new) = data(8), data(6, seed=2)
     lost = np.concatenate([HIDDEN, np.full_like(HIDDEN[:1], np.nan)])
@@ -193,6 +216,7 @@ def test_all_rows_together_leave_out_draws_that_are_not_finite():
         ReadoutPredictive(make(), {"hidden": lost}, (x, y)).joint_log_density(x_new, y_new)
 
 
+@pytest.mark.as_compiled
 def test_a_latent_noise_is_that_of_each_draw():
     def model(x, y=None):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1))
@@ -209,6 +233,7 @@ def test_a_latent_noise_is_that_of_each_draw():
     np.testing.assert_allclose(predictive.log_density(x_new, y_new), logsumexp(by_draw, axis=0) - np.log(3), rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_densities_that_underflow_are_zero_and_no_error():
     (x, y), (x_new, _) = data(5), data(3, seed=2)
     predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
@@ -216,6 +241,8 @@ def test_densities_that_underflow_are_zero_and_no_error():
     assert np.isfinite(far[:2]).all() and far[1] < -1e30 and far[2] == -np.inf
 
 
+@pytest.mark.fault("readout/_predictions.py", "if not new.loc.size:", "if False:")
+@pytest.mark.as_compiled
 def test_no_rows_have_the_density_one():
     (x, y), (x_new, y_new) = data(5), data(3, seed=2)
     predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
@@ -223,6 +250,7 @@ def test_no_rows_have_the_density_one():
     assert predictive.log_density(x_new[:0], y_new[:0]).shape == (0,)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_numpyro_s_log_likelihood_of_a_collapsed_model_is_the_joint_prior_density():
     """What the documentation warns of: one number a draw, in which the data of the fit have no part."""
@@ -235,6 +263,7 @@ def test_numpyro_s_log_likelihood_of_a_collapsed_model_is_the_joint_prior_densit
     assert found.shape == (5,) and right.shape == (6,)
 
 
+@pytest.mark.as_compiled
 def test_observations_are_where_they_belong():
     (x, y), (x_new, y_new) = data(5), data(3, seed=2)
     predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
@@ -264,7 +293,7 @@ def _in_plate(x, y=None):
 in_plate = collapse_readout(_in_plate, **SITES)
 
 
-@pytest.mark.parametrize("name", ["mean", "variance", "noise_scale"])
+@parametrize("name", ["mean", "variance", "noise_scale"], rest="slow")
 def test_names_of_predictions_are_not_for_the_observed_site(name):
     def model(x, y=None):
         features = numpyro.deterministic("features", x)
@@ -300,6 +329,7 @@ def test_an_error_says_which_draws_are_not_finite():
         ReadoutPredictive(make(), many, fitted_on).readout(jax.random.key(0))
 
 
+@pytest.mark.as_compiled
 def test_draws_none_of_which_is_finite():
     draws, fitted_on, x_new, y_new = with_lost_draws()
     none = ReadoutPredictive(make(), {"hidden": np.full((2, 2, 7), np.nan)}, fitted_on)
@@ -312,6 +342,7 @@ def test_draws_none_of_which_is_finite():
     assert jnp.isnan(jax.jit(some.readout)(jax.random.key(0))[jnp.array([1, 3])]).all()
 
 
+@pytest.mark.as_compiled
 def test_predictions_and_densities_have_derivatives():
     """With respect to the new inputs, as for the steepest ascent of an acquisition function."""
     x, y = data(6)

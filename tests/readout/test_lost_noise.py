@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro_wide import collapse_readout
 from numpyro_wide.linear_gaussian import ReadoutProblem, log_evidence
 from tests.conftest import enable_x64
+from tests.marks import parametrize
 
 SITES = {"readout": "w", "features": "features", "observed": "y"}
 X = jnp.linspace(-1, 1, 50)[:, None]
@@ -45,11 +46,13 @@ def nuts(model):
     return MCMC(NUTS(model, max_tree_depth=1), num_warmup=1, num_samples=1)
 
 
+@pytest.mark.as_compiled
 def test_mcmc_says_why_it_finds_no_start():
     with pytest.warns(UserWarning, match=TOLD), pytest.raises(RuntimeError, match="Cannot find valid initial"):
         nuts(make()).run(jax.random.key(0), X, Y)
 
 
+@pytest.mark.as_compiled
 def test_svi_says_why_it_finds_no_start():
     model = make()
     svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), Trace_ELBO())
@@ -57,7 +60,7 @@ def test_svi_says_why_it_finds_no_start():
         svi.init(jax.random.key(0), X, Y)
 
 
-@pytest.mark.parametrize("noise", [1e-5, np.float32(1e-5), jnp.float32(1e-5), jnp.full(50, 1e-5)])
+@parametrize("noise", [1e-5, np.float32(1e-5), jnp.float32(1e-5), jnp.full(50, 1e-5)], rest="as_compiled")
 def test_however_the_noise_is_given(noise):
     with pytest.warns(UserWarning, match=TOLD):
         run(make(), X, Y, noise=noise)
@@ -69,6 +72,7 @@ def quietly(call):
         return call()
 
 
+@pytest.mark.as_compiled
 def test_no_word_of_noise_that_is_drawn_or_not_known():
     tiny = make(dist.HalfNormal(1e-6))
     quietly(lambda: run(tiny, X, Y))
@@ -77,17 +81,21 @@ def test_no_word_of_noise_that_is_drawn_or_not_known():
         quietly(lambda traced=traced: jax.jit(lambda *args: run(make(), *args)["y"]["fn"].log_prob(Y))(*traced))
 
 
+@pytest.mark.as_compiled
 def test_no_word_of_noise_that_is_large_enough():
     mcmc = nuts(make())
     quietly(lambda: mcmc.run(jax.random.key(0), X, Y, noise=0.1))
 
 
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_no_word_in_float64():
     x, y = np.asarray(X, float), np.asarray(Y, float)
     quietly(lambda: run(make(), x, y))
 
 
+@pytest.mark.fault("readout/_collapse.py", "float(error) < FELT_ERROR", "float(error) < 1e9")
+@pytest.mark.as_compiled
 def test_digits_that_are_lost_are_told_before_the_evidence_is_nan():
     """From a tenth of a nat on; targets that are centred and standardised, or float64, are the remedies told."""
 
@@ -108,6 +116,7 @@ def test_digits_that_are_lost_are_told_before_the_evidence_is_nan():
         quietly(lambda: run(collapse_readout(model, **SITES), x, y, prior_scale=300.0, noise=3.0))
 
 
+@pytest.mark.as_compiled
 def test_it_is_said_where_the_evidence_is_nan():
     """By row, by output and with a prior scale, on either side of the limit."""
     rng = np.random.default_rng(0)

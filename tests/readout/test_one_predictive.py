@@ -15,6 +15,7 @@ from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repri
 from numpyro_wide.diagnostics import effective_sample_size
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.readout import _draws
+from tests.marks import parametrize
 from tests.models import network, small_data
 
 SITES = {"readout": "w", "features": "features"}
@@ -30,6 +31,10 @@ def hidden_draws(num_draws=6):
     return dict(draws(jax.random.key(3), X))
 
 
+@pytest.mark.fault(
+    "readout/_predictions.py", '"predictive_variance": variance + noise_scale**2', '"predictive_variance": variance'
+)
+@pytest.mark.as_compiled
 def test_the_same_hidden_weights_give_the_same_numbers_whatever_was_wrapped_and_fitted():
     """Draws of a collapsed chain, of a repriorised one (readout and base), of a plain one."""
     hidden = hidden_draws()
@@ -75,7 +80,7 @@ def standard_errors(values):
     return values.std(axis=0) / np.sqrt(np.maximum(ess, 4))
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_four_ways_to_one_posterior():
     """Collapsed chain, repriorised chain, plain chain with NumPyro's Predictive, each through its own machinery."""
     collapsed = collapse_readout(fixed_noise, observed="y", **SITES)
@@ -94,6 +99,7 @@ def test_four_ways_to_one_posterior():
             assert np.abs(z).max() < 4.5, (i, j, z)
 
 
+@pytest.mark.as_compiled
 def test_the_limit_is_that_of_the_gaussian_process():
     """Draws of the limit of a wide network, predicted from, against the process with its kernel in closed form."""
     from numpyro_wide import nn
@@ -116,6 +122,7 @@ def test_the_limit_is_that_of_the_gaussian_process():
         np.testing.assert_allclose(found["variance"].mean(0), np.diag(covariance), atol=0.02)
 
 
+@pytest.mark.as_compiled
 def test_guides_of_both_forms():
     for model in (COLLAPSED, REPRIORISED):
         guide = AutoNormal(model)
@@ -151,7 +158,12 @@ def weights_of(num_draws):
     return {"hidden": rng.normal(size=(num_draws, 1, 8)), "w": rng.normal(size=(num_draws, 8, 3))}
 
 
-@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "poisson"])
+@pytest.mark.fault(
+    "readout/_predictions.py",
+    "by_observation.sum(axis=tuple(range(1, by_observation.ndim)))",
+    "by_observation.reshape(by_observation.shape[0], -1)[:, 0] * 0.5",
+)
+@parametrize("likelihood", ["categorical", "bernoulli", "poisson"], rest="slow")
 def test_likelihoods_that_are_not_gaussian_are_predicted_through_the_weights(likelihood):
     """Against logits by NumPy at every draw of the weights."""
     labels, labels_new = np.array([0, 2, 1, 1] * 3) % (3 if likelihood != "bernoulli" else 2), np.array([1, 0, 1, 0, 1])
@@ -187,6 +199,7 @@ def test_likelihoods_that_are_not_gaussian_are_predicted_through_the_weights(lik
         predictive.log_density(X_NEW, likelihood=likelihood)
 
 
+@pytest.mark.as_compiled
 def test_a_guide_s_base_draws_are_mapped_to_weights_for_classes():
     wrapped = repriorise(classes, readout="w", features="features", targets="labels", surrogate=surrogate)
     labels, draws = np.array([0, 2, 1, 1] * 3), weights_of(4)
@@ -201,6 +214,7 @@ def test_a_guide_s_base_draws_are_mapped_to_weights_for_classes():
         ReadoutPredictive(wrapped, {"hidden": draws["hidden"]}, (X, labels))
 
 
+@pytest.mark.as_compiled
 def test_a_normal_likelihood_that_is_not_linear_goes_through_the_weights():
     def model(x, y=None):
         features = numpyro.deterministic("features", jnp.tanh(x))
@@ -216,6 +230,8 @@ def test_a_normal_likelihood_that_is_not_linear_goes_through_the_weights():
     np.testing.assert_allclose(found["predictive_variance"], 0.04, rtol=1e-5)
 
 
+@pytest.mark.fault("readout/_predictive.py", "np.sqrt(of_mixture)", "np.sqrt(variance.mean(axis=0))")
+@pytest.mark.as_compiled
 def test_summary_of_a_mixture():
     predictive = ReadoutPredictive(COLLAPSED, hidden_draws(), (X, Y))
     found = {name: np.asarray(values, float)[..., 0] for name, values in predictive(KEY, X_NEW).items()}
@@ -235,6 +251,7 @@ def test_summary_of_a_mixture():
         predictive.summary(X_NEW, quantiles=(5, 95))
 
 
+@pytest.mark.as_compiled
 def test_summaries_of_classes_and_counts():
     wrapped = repriorise(classes, readout="w", features="features", targets="labels", surrogate=surrogate)
     labels, draws = np.array([0, 1, 1, 1] * 3), weights_of(400)
@@ -251,6 +268,7 @@ def test_summaries_of_classes_and_counts():
     assert np.all(counts.quantiles[0.05] <= counts.quantiles[0.5]) and np.all(counts.quantiles[0.95] % 1 == 0)
 
 
+@pytest.mark.as_compiled
 def test_models_that_observe_several_sites_are_not_predicted_through_weights():
     def model(x, y=None):
         features = numpyro.deterministic("features", x)

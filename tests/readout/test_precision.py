@@ -13,6 +13,7 @@ from scipy.stats import norm
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
 from numpyro_wide.nn import FCN, bnn, by_row_blocks
 from tests.conftest import enable_x64
+from tests.marks import parametrize
 
 SITES = {"readout": "w", "features": "features"}
 RNG = np.random.default_rng(0)
@@ -42,7 +43,12 @@ def dense(hidden, noise=NOISE, scales=1.0):
     return mean, np.sum(new * np.linalg.solve(precision, new.T).T, axis=1)
 
 
-@pytest.mark.parametrize("is_mapped", [False, True])
+@pytest.mark.fault(
+    "readout/_predictive.py",
+    "                with double_precision():\n                    return compute()",
+    "                return compute()",
+)
+@parametrize("is_mapped", [False, True], rest="slow")
 def test_a_noise_that_float32_loses(is_mapped, tmp_path):
     predictive = make()
     if is_mapped:
@@ -59,6 +65,7 @@ def test_a_noise_that_float32_loses(is_mapped, tmp_path):
     assert np.isfinite(predictive.summary(X_NEW).mean).all()
 
 
+@pytest.mark.as_compiled
 def test_under_a_transformation_the_caller_s_precision_stays():
     predictive = make()
     lost = jax.jit(predictive.moments)(X_NEW)["mean"]
@@ -71,6 +78,7 @@ def test_under_a_transformation_the_caller_s_precision_stays():
         assert jax.jit(predictive.moments)(X_NEW)["mean"].dtype == predictive.moments(X_NEW)["mean"].dtype == "float64"
 
 
+@pytest.mark.as_compiled
 def test_results_go_on_with_arrays_of_the_caller():
     """Warnings of truncated types are errors here."""
     predictive = make()
@@ -79,6 +87,7 @@ def test_results_go_on_with_arrays_of_the_caller():
     np.testing.assert_allclose(found + jnp.zeros(7), predictive(KEY, X_NEW)["y"], atol=0.1)
 
 
+@pytest.mark.as_compiled
 def test_labels_keep_the_caller_s_integers():
     def classes(x, y=None):
         features = numpyro.deterministic("features", x)
@@ -94,6 +103,7 @@ def test_labels_keep_the_caller_s_integers():
     np.testing.assert_allclose(found["probs"], logits / logits.sum(axis=-1, keepdims=True), rtol=3e-7)
 
 
+@pytest.mark.as_compiled
 def test_a_model_that_fixes_float32():
     """What it rounds stays so; where its types no longer agree in float64, it is predicted from in float32, told."""
     scales = np.array([0.5, 1.5])  # which JAX remembers in float32
@@ -119,6 +129,7 @@ def test_a_model_that_fixes_float32():
         np.testing.assert_allclose(found, exact, rtol=2e-2, atol=1e-3)
 
 
+@pytest.mark.as_compiled
 def test_priors_by_numpy_arrays_are_predicted_from_in_float64():
     network = FCN(depth=1, width=30, activation="tanh")
     scales = {"input_scale": dist.LogNormal(np.zeros(2), 1.0), "w_std": dist.Uniform(np.zeros(1), np.ones(1))}
@@ -134,6 +145,7 @@ def test_priors_by_numpy_arrays_are_predicted_from_in_float64():
     assert np.isfinite(found).all()
 
 
+@pytest.mark.as_compiled
 def test_kept_sums_over_rows_serve_both_precisions():
     def model(x, y=None):
         hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([2, 30]).to_event(2))

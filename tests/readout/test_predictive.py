@@ -15,6 +15,7 @@ from sklearn.gaussian_process.kernels import DotProduct
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, linear_gaussian, repriorise, wide_limit_draws
 from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures
 from numpyro_wide.readout import ReadoutMarginal
+from tests.marks import parametrize
 from tests.models import network, small_data
 
 SITES = {"readout": "w", "features": "features", "observed": "y"}
@@ -32,6 +33,7 @@ def features_of(draw, x):
     return sites["features"]["value"]
 
 
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_predictions_are_those_of_a_gaussian_process():
     """Scikit-learn's GP with the linear kernel of each draw's features."""
@@ -57,6 +59,18 @@ def test_predictions_are_those_of_a_gaussian_process():
         np.testing.assert_array_equal(values, found[name])
 
 
+@pytest.mark.fault(
+    "linear_gaussian/_evidence.py",
+    "deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals",
+    "deviation = remainder @ phi",
+)
+@pytest.mark.fault("readout/_predictions.py", "return fit.prior_loc + self._readout(", "return self._readout(")
+@pytest.mark.fault(
+    "readout/_predictions.py",
+    'new.loc + function + found["noise_scale"] * noise.astype(mean.dtype)',
+    "new.loc + function",
+)
+@pytest.mark.as_compiled
 @pytest.mark.filterwarnings("ignore:1 of 1 chains hardly move")
 def test_draws_have_the_exact_moments():
     """Many draws at one hidden state: readout against its posterior, observations against the predictive."""
@@ -81,6 +95,7 @@ def test_draws_have_the_exact_moments():
     np.testing.assert_allclose(found["y"][:, :, 0].var(0), total_variance, rtol=6 / num_draws**0.5)
 
 
+@pytest.mark.as_compiled
 def test_several_outputs_and_vectors():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)))
     for shape in ((), (2,)):
@@ -98,6 +113,7 @@ def test_several_outputs_and_vectors():
         assert predictive(jax.random.key(0), x[:4])["y"].shape == (5, 4, *shape)
 
 
+@pytest.mark.as_compiled
 def test_wide_limit_draws_are_prior_hidden_weights_and_exact_readouts():
     x, y = small_data()
     wrapped = repriorise(network, **ARGUMENTS)
@@ -113,6 +129,8 @@ def test_wide_limit_draws_are_prior_hidden_weights_and_exact_readouts():
     np.testing.assert_allclose(draws["w"][0], expected, atol=2e-3)
 
 
+@pytest.mark.fault("readout/_transform.py", "return self._inverse(exact(standard_normal))", "return standard_normal")
+@pytest.mark.as_compiled
 def test_wide_limit_draws_do_not_depend_on_the_regulariser():
     x, y = small_data()
     options = ARGUMENTS | {"noise_scale": 0.2}
@@ -124,6 +142,7 @@ def test_wide_limit_draws_do_not_depend_on_the_regulariser():
     np.testing.assert_allclose(*draws, atol=5e-3)
 
 
+@pytest.mark.as_compiled
 def test_guide_draws_hold_the_fitted_readout():
     """Predictions from the guide's draws follow the data; NumPyro's own route falls back on the prior."""
     x, y = small_data()
@@ -143,6 +162,7 @@ def test_guide_draws_hold_the_fitted_readout():
     assert np.sqrt(np.mean((trapped - y) ** 2)) > 1.5 * error
 
 
+@pytest.mark.as_compiled
 def test_marginal_distribution():
     """Its sampler has the covariance that its density has, and batches of values work."""
     rng = np.random.default_rng(0)
@@ -170,7 +190,7 @@ def test_marginal_distribution():
     np.testing.assert_allclose(doubled.loc, 2 * loc)
 
 
-@pytest.mark.parametrize("columns", [(), (2,)])
+@parametrize("columns", [(), (2,)], rest="slow")
 def test_marginal_of_features_by_blocks_is_that_of_all_rows_and_never_holds_them(columns):
     rng = np.random.default_rng(0)
     x, loc = jnp.asarray(rng.normal(size=(50, 3)), "f"), jnp.asarray(rng.normal(size=(50, *columns)), "f")
@@ -197,6 +217,9 @@ def with_argument(x, y=None, factor=1.0):
     numpyro.sample("y", dist.Normal(mean, 0.3).to_event(1), obs=y)
 
 
+@pytest.mark.fault(
+    "readout/_predictions.py", "return jax.tree.map(lambda leaf: _only_if(is_right, leaf), found)", "return found"
+)
 @pytest.mark.parametrize("wrap", ["collapsed", "plain"])
 def test_inputs_at_which_the_mean_is_another_function_are_refused(wrap):
     """Linear at the inputs of the fit, and not at others."""
@@ -215,7 +238,7 @@ def test_inputs_at_which_the_mean_is_another_function_are_refused(wrap):
     assert jnp.isnan(jax.jit(lambda x: predictive(key, x, None, 3.0)["mean"])(x)).all()
 
 
-@pytest.mark.parametrize("wrap", ["repriorised", "plain"])
+@parametrize("wrap", ["repriorised", "plain"], rest="slow")
 def test_a_readout_with_another_likelihood_is_that_of_the_draws(wrap):
     """Of a chain of the repriorised model, which is right whatever else the readout reaches."""
 
@@ -238,6 +261,7 @@ def test_a_readout_with_another_likelihood_is_that_of_the_draws(wrap):
     np.testing.assert_array_equal(predictive.readout(jax.random.key(0)), w)
 
 
+@pytest.mark.as_compiled
 def test_a_plain_model_predicts_as_its_wrapped_form():
     x, y = small_data()
     key, plain = jax.random.key(1), {"readout": "w", "features": "features"}
@@ -248,6 +272,7 @@ def test_a_plain_model_predicts_as_its_wrapped_form():
         ReadoutPredictive(network, hidden_draws(), (x, y))
 
 
+@pytest.mark.as_compiled
 def test_chains_that_have_not_moved_are_told():
     x, y = small_data()
     draws = jax.tree.map(lambda draw: jnp.repeat(draw[:1], 200, axis=0), hidden_draws())

@@ -1,6 +1,5 @@
 """The front door on models drawn at random, with handlers in any order around them, against a dense oracle."""
 
-import os
 from dataclasses import replace
 
 import jax
@@ -18,14 +17,23 @@ from tests.readout.random_models import SPECS, VIOLATIONS, Oracle, build
 pytestmark = pytest.mark.usefixtures("x64")
 
 VARIANTS = st.sampled_from(("auto", "feature", "data", "data-cholesky"))
-# CI looks at 40 of each kind, `make test-long` at 100; RANDOM_MODELS=5000 looks at more.
-MANY = settings(
-    max_examples=int(os.environ.get("RANDOM_MODELS", "8")),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
 HANDLERS = st.permutations(("condition hidden", "substitute other", "scale by one", "hide nothing", "wrap"))
+
+
+def random_models(**strategies):
+    """Make a test on some random models, and at night on many."""
+
+    def decorate(check):
+        @pytest.mark.parametrize(
+            "num_models", [pytest.param(20, marks=pytest.mark.as_compiled), pytest.param(200, marks=pytest.mark.slow)]
+        )
+        def test(num_models):
+            quietly = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+            settings(max_examples=num_models, **quietly)(given(**strategies)(check))()
+
+        return test
+
+    return decorate
 
 
 def handled(model, order, wrap, oracle):
@@ -49,8 +57,7 @@ def close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-8)
 
 
-@MANY
-@given(spec=SPECS, variant=VARIANTS, order=HANDLERS, is_jitted=st.booleans())
+@random_models(spec=SPECS, variant=VARIANTS, order=HANDLERS, is_jitted=st.booleans())
 def test_collapsed(spec, variant, order, is_jitted):
     numbers, oracle = spec.numbers(), Oracle(spec)
 
@@ -81,8 +88,7 @@ def test_collapsed(spec, variant, order, is_jitted):
         )
 
 
-@MANY
-@given(spec=SPECS, violation=st.sampled_from(VIOLATIONS), order=HANDLERS, is_batched=st.booleans())
+@random_models(spec=SPECS, violation=st.sampled_from(VIOLATIONS), order=HANDLERS, is_batched=st.booleans())
 def test_no_violation_is_missed(spec, violation, order, is_batched):
     """A density of NaN under jit and vmap, and an error where numbers are known."""
     numbers, oracle = spec.numbers(), Oracle(spec)
@@ -108,8 +114,7 @@ def test_no_violation_is_missed(spec, violation, order, is_batched):
         joint(values)
 
 
-@MANY
-@given(spec=SPECS, variant=VARIANTS, order=HANDLERS, factor=st.sampled_from((None, 0.3, 5.0)))
+@random_models(spec=SPECS, variant=VARIANTS, order=HANDLERS, factor=st.sampled_from((None, 0.3, 5.0)))
 def test_repriorised(spec, variant, order, factor):
     # The map needs the features before the readout, and takes offsets for observations.
     spec = replace(spec, readout_first=False, offset_size=min(spec.offset_size, 1.0))
@@ -147,8 +152,7 @@ def test_repriorised(spec, variant, order, factor):
         close(joint, oracle.log_evidence() + normal + oracle.log_density_of_others())
 
 
-@settings(parent=MANY, max_examples=30)
-@given(spec=SPECS)
+@random_models(spec=SPECS)
 def test_without_observations_both_are_the_model_as_it_was(spec):
     x = jnp.asarray(spec.numbers()["x"])
     model = build(spec)

@@ -547,6 +547,11 @@ CASES = [
 ]
 
 
+@pytest.mark.fault(
+    "readout/_predictive.py",
+    "if test is not None:\n                    self._add_hints",
+    "if test is None:\n                    self._add_hints",
+)
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_mistakes(case):
     case.check()
@@ -576,6 +581,7 @@ def test_base_without_targets_is_refused():
     assert complete["y"].shape == (3, 6, 2)
 
 
+@pytest.mark.fault("readout/_model.py", "if given and not _is_given(site):", "if False:")
 def test_collapsed_weights_without_observations_are_refused():
     """As when Predictive runs a collapsed model at new inputs: the readout would come from its prior."""
 

@@ -74,7 +74,7 @@ def folder(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path):
     folder, capacity = tmp_path / "run", 100_000
     rng, seen = np.random.default_rng(20), []
@@ -96,7 +96,8 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path):
     np.testing.assert_array_equal(found, in_one(total))
 
 
-@pytest.mark.slow
+@pytest.mark.fault("runs/_pieces.py", '"run.lock"', 'f"{os.getpid()}.lock"')
+@pytest.mark.as_compiled
 def test_a_second_process_is_refused(processes, folder):
     is_held = processes.Event()
     process = processes.Process(target=hold, args=(folder, is_held))
@@ -154,6 +155,7 @@ def something_else(path):
 DRAWS, STATE = "samples%2Fmean.npy", "state.npz"
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("damage", [truncate, empty, zero, flip, something_else, os.remove])
 @pytest.mark.parametrize("file", [DRAWS, STATE])
 def test_damaged_files_are_refused_with_path_and_remedy(folder, file, damage):
@@ -165,6 +167,7 @@ def test_damaged_files_are_refused_with_path_and_remedy(folder, file, damage):
             attempt()
 
 
+@pytest.mark.as_compiled
 def test_draws_are_stored_once(tmp_path):
     first = short_run(tmp_path, 10).get_samples(group_by_chain=True)["mean"]
     files = {path.name: path.stat().st_size for path in tmp_path.glob("*.npy")}
@@ -177,13 +180,15 @@ def test_draws_are_stored_once(tmp_path):
     np.testing.assert_array_equal(first, in_one(20)[:, :10])  # of a file that has grown since
 
 
+@pytest.mark.as_compiled
 def test_a_file_of_something_else_is_told(tmp_path):
     np.savez(tmp_path / STATE, ends=np.array([0]))
     with pytest.raises(ValueError, match=rf"{STATE} is .* no file of run_in_pieces.*another folder"):
         short_run(tmp_path, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.fault("runs/_pieces.py", "mcmc.post_warmup_state = None", "pass")
+@pytest.mark.as_compiled
 def test_an_interrupted_run_leaves_the_next_one_its_warmup(tmp_path, monkeypatch):
     mcmc, append = chains(5), _pieces._append
 
@@ -211,6 +216,8 @@ def test_an_interrupted_run_leaves_the_next_one_its_warmup(tmp_path, monkeypatch
 FIXED = {"adapt_step_size": False, "find_heuristic_step_size": False}
 
 
+@pytest.mark.fault("runs/_pieces.py", "_hash(sampler)", '""')
+@pytest.mark.as_compiled
 @pytest.mark.parametrize(
     ("kernel", "first", "second"),
     [
@@ -235,6 +242,7 @@ def test_settings_that_are_not_adapted_belong_to_the_run(tmp_path, kernel, first
     assert run(mcmc, 4).num_samples == 4  # what a kernel has made for itself is none of its settings
 
 
+@pytest.mark.as_compiled
 def test_settings_of_the_blocks_of_gibbs_belong_to_the_run(tmp_path):
     def model(y):
         a, b = (numpyro.sample(name, dist.Normal(0, 1)) for name in "ab")
@@ -266,6 +274,7 @@ def run_typed(folder, to_sites, **options):
     )
 
 
+@pytest.mark.as_compiled
 def test_every_type_of_number_is_stored_as_it_is(tmp_path):
     found = run_typed(tmp_path, typed).get_samples()
     expected = jax.vmap(typed)({"z": jnp.asarray(found["z"])})
@@ -274,7 +283,7 @@ def test_every_type_of_number_is_stored_as_it_is(tmp_path):
         np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(values))
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_what_is_no_number_is_refused_before_the_warmup(tmp_path, monkeypatch):
     monkeypatch.setattr(MCMC, "warmup", None)
     with pytest.raises(TypeError, match=r"arrays of numbers, but 'key' is .*store jax.random.key_data"):
@@ -296,7 +305,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_a_full_disk_is_told_and_once_there_is_room_the_run_goes_on(small_disk):
     run = small_disk / "run"
     short_run(run, 10)

@@ -60,7 +60,7 @@ def stored():
     return run(kernel).get_samples(group_by_chain=True)
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_projections_and_function_values_are_those_of_the_full_draws(stored):
     assert set(stored) == {"hidden", "w", "scale", "function", *FUNCTIONS}
     weights = {name: stored[name] for name in ("hidden", "w")}
@@ -72,6 +72,10 @@ def test_projections_and_function_values_are_those_of_the_full_draws(stored):
     np.testing.assert_array_equal(stored["means"], stored["predictions"])
 
 
+@pytest.mark.fault(
+    "runs/_reduced.py", "{name: value for name, value in sites.items() if name not in self.drop}", "dict(sites)"
+)
+@pytest.mark.as_compiled
 @pytest.mark.parametrize(
     "kernel_class",
     [PreconditionedCrankNicolson, pytest.param(MicrocanonicalLangevin, marks=pytest.mark.slow)],
@@ -90,6 +94,7 @@ def test_a_reduced_run_stores_no_weights_resumes_and_shows_the_kernel_s_diagnost
     assert kernel.get_diagnostics_str(state) == kernel_class(COLLAPSED).get_diagnostics_str(state)
 
 
+@pytest.mark.as_compiled
 def test_a_reduced_kernel_is_pickled():
     projections = random_projections(KEY, "w")
     expected = projections({"w": jnp.ones(3)})
@@ -98,6 +103,8 @@ def test_a_reduced_kernel_is_pickled():
     assert kernel.model.readout == "w" and kernel.kernel._max_tree_depth == 3
 
 
+@pytest.mark.fault("readout/_functions.py", "read_run(form, draw, args, kwargs)", "read_run(form, draw, args, {})")
+@pytest.mark.as_compiled
 def test_readout_function_is_the_mean_of_readout_predictive():
     x, y = small_data(10)
     draws = {
@@ -111,6 +118,7 @@ def test_readout_function_is_the_mean_of_readout_predictive():
     np.testing.assert_array_equal(by_keyword, found)
 
 
+@pytest.mark.as_compiled
 def test_function_ess_is_the_projected_ess_of_the_function_values(stored):
     latent = {name: stored[name] for name in ("hidden", "scale", "w")}
     function = site_function(network, "function", X_TEST)
@@ -167,6 +175,7 @@ def test_a_readout_function_refuses_arguments_without_the_observations():
         readout_function(COLLAPSED, (), X_TEST, model_kwargs={"x": x})({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("name", runs.__all__)
 def test_names_are_those_of_the_samplers_too(name):
     assert getattr(mcmc, name) is getattr(runs, name) and name in dir(mcmc)

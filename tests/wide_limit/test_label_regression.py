@@ -14,6 +14,7 @@ from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._label_regression import Calibration, LabelScore, codes_of
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 from tests.compilations import compilations
+from tests.marks import parametrize
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(30, 2))
@@ -26,6 +27,10 @@ def covariance_of(num_rows=12):
     return root @ root.T / num_rows + 0.1 * np.eye(num_rows)
 
 
+@pytest.mark.fault(
+    "wide_limit/_gp.py", "self.targets - self.weights / self.left_out_precision[:, None]", "self.targets - self.weights"
+)
+@pytest.mark.as_compiled
 def test_leave_one_out_is_that_of_refitting_without_each_row():
     covariance, codes = covariance_of(), codes_of(LABELS[:12], 3)
     found = Conditioned(covariance, codes)
@@ -37,7 +42,10 @@ def test_leave_one_out_is_that_of_refitting_without_each_row():
         np.testing.assert_allclose(1 / found.left_out_precision[row], variance, rtol=1e-10)
 
 
-@pytest.mark.parametrize("by_input", [False, True])
+@pytest.mark.fault(
+    "wide_limit/_gp.py", "0.5 * (of_weights + of_weights.T) - of_precision", "0.5 * (of_weights + of_weights.T)"
+)
+@parametrize("by_input", [False, True], rest="slow")
 def test_the_gradient_is_that_of_differences(by_input):
     with double_precision():
         score = LabelScore(ScaleProblem.of("erf", 2, X, 1.0, by_input, True), LABELS, 3)
@@ -46,6 +54,12 @@ def test_the_gradient_is_that_of_differences(by_input):
         np.testing.assert_allclose(score(at)[1], differences, rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.fault(
+    "wide_limit/_label_regression.py",
+    "spread = min(prior.spread[0], 1 / np.sqrt(max(curvature, 1e-12)))",
+    "spread = 1e-6",
+)
+@pytest.mark.as_compiled
 def test_the_slope_is_averaged_over_its_posterior():
     """On two rows, where the posterior is wide, by quadrature."""
     values, labels = np.array([[0.5, -0.2, -0.3], [0.1, 0.3, -0.4]]), np.array([0, 1])
@@ -63,6 +77,12 @@ def test_the_slope_is_averaged_over_its_posterior():
     np.testing.assert_allclose(found(values)[0], expected, atol=2e-4)
 
 
+@pytest.mark.fault(
+    "wide_limit/_label_regression.py",
+    "residual = np.exp(by_draw - by_row)[..., None] * residual",
+    "residual = residual / len(values)",
+)
+@pytest.mark.as_compiled
 def test_the_mode_is_that_of_another_optimiser():
     """With draws: each row's probability is an average over them."""
     values, labels = RNG.normal(size=(4, 20, 3)), RNG.integers(0, 3, 20)
@@ -79,6 +99,12 @@ def test_the_mode_is_that_of_another_optimiser():
     np.testing.assert_allclose(np.log(found.slopes[len(found.slopes) // 2]), expected[0], atol=2e-3)
 
 
+@pytest.mark.fault(
+    "wide_limit/_label_regression.py",
+    "np.append(np.log(self.slope), self.shift)",
+    "np.append(np.log(self.slope), 0 * self.shift)",
+)
+@pytest.mark.as_compiled
 def test_a_calibration_is_the_prior_of_another():
     values, labels = RNG.normal(size=(20, 3)), RNG.integers(0, 3, 20)
     first = Calibration.of(RNG.normal(size=(40, 3)), RNG.integers(0, 3, 40))
@@ -89,6 +115,7 @@ def test_a_calibration_is_the_prior_of_another():
     assert np.abs(wide.shift - first.shift).max() > 0.1
 
 
+@pytest.mark.as_compiled
 def test_predictions_are_the_calibrated_dense_regression():
     fit = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
     x_new = RNG.normal(size=(6, 2))
@@ -111,6 +138,7 @@ def test_predictions_are_the_calibrated_dense_regression():
     np.testing.assert_allclose(fit.log_evidence, expected, rtol=1e-3)
 
 
+@pytest.mark.as_compiled
 def test_classes_in_another_order_have_the_same_probabilities():
     order = np.array([2, 0, 1])
     one = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
@@ -119,6 +147,7 @@ def test_classes_in_another_order_have_the_same_probabilities():
     np.testing.assert_allclose(one.predict(X).sum(axis=1), 1.0, rtol=1e-12)
 
 
+@pytest.mark.as_compiled
 def test_probabilities_that_are_known_are_found():
     """Labels drawn from a softmax: the error of calibration is that of the sample, and the score near the best."""
     rng = np.random.default_rng(1)
@@ -134,6 +163,7 @@ def test_probabilities_that_are_known_are_found():
     assert abs(held_out - scores["negative_log_likelihood"]) < 3 * fit.held_out.std() / np.sqrt(1000)
 
 
+@pytest.mark.as_compiled
 def test_scales_of_the_inputs_find_the_column_that_matters():
     x = np.random.default_rng(2).normal(size=(150, 6))
     labels = (np.sin(3 * x[:, 0]) > 0).astype(int)
@@ -142,6 +172,8 @@ def test_scales_of_the_inputs_find_the_column_that_matters():
     assert np.argmax(fit.scales["input_scale"]) == 0
 
 
+@pytest.mark.fault("wide_limit/_label_regression.py", "logarithms = _with_best_noise(score, logarithms, gram)", "pass")
+@pytest.mark.as_compiled
 def test_more_rows_than_are_compared(monkeypatch):
     """Scales of some rows, noise and calibration of all."""
     monkeypatch.setattr("numpyro_wide.wide_limit._fit._MOST_COMPARED", 60)
@@ -161,6 +193,7 @@ def test_more_rows_than_are_compared(monkeypatch):
     assert score(1.0) > max(score(0.3), score(3.0))
 
 
+@pytest.mark.as_compiled
 def test_few_rows_unbalanced_and_missing_classes():
     rare = np.zeros(30, int)
     rare[:2] = 1
@@ -175,6 +208,8 @@ def test_few_rows_unbalanced_and_missing_classes():
     np.testing.assert_allclose(probs.sum(axis=1), 1.0, rtol=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_images_by_a_convolutional_network():
     images = np.random.default_rng(4).normal(size=(24, 6, 6, 1))
     labels = (images[:, 2:4, 2:4].mean(axis=(1, 2, 3)) > 0).astype(int)
@@ -183,6 +218,7 @@ def test_images_by_a_convolutional_network():
     assert fit.predict(images[:5]).shape == (5, 2) and fit.network.w_std is not None
 
 
+@pytest.mark.as_compiled
 def test_a_second_fit_of_other_rows_compiles_nothing():
     options = {"likelihood": "categorical", "activation": "tanh", "depth": 1}
     with compilations() as first:
@@ -207,6 +243,7 @@ def test_mistakes(y, options, message):
         wide_limit.fit(X, y, **options)
 
 
+@pytest.mark.as_compiled
 def test_what_probabilities_do_not_take():
     fit = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
     with pytest.raises(ValueError, match="'with_noise' must not be given where the likelihood is 'categorical'"):
@@ -215,12 +252,15 @@ def test_what_probabilities_do_not_take():
         fit.surrogate()
 
 
+@pytest.mark.as_compiled
 def test_copies_that_stay_in_are_told():
     x, labels = np.tile(X, (2, 1)), np.tile(LABELS, 2)
     with pytest.warns(UserWarning, match="30 of 60 rows repeat others, labels included"):
         wide_limit.fit(x, labels, likelihood="categorical", **QUICK)
 
 
+@pytest.mark.fault("wide_limit/_label_regression.py", "if len(labels) <= FEW_LABELS:", "if len(labels) <= 0:")
+@pytest.mark.as_compiled
 def test_few_labels_that_say_nothing_are_not_believed():
     """Coin flips: scales that fit twelve of them gave a log loss of 2.2, where log 2 is the best."""
     random = np.random.default_rng(0)

@@ -10,6 +10,7 @@ import scipy.integrate
 import scipy.special
 
 from numpyro_wide.wide_limit import fcn_kernel
+from tests.marks import parametrize
 
 ACTIVATIONS = ("erf", "gelu", "identity", "relu")
 REFERENCE = Path(__file__).parents[1] / "data" / "nt_reference.npz"
@@ -20,6 +21,14 @@ def inputs(num: int = 5, dim: int = 3, seed: int = 0, dtype: type = np.float64) 
     return np.random.default_rng(seed).normal(0.3, 1.0, (num, dim)).astype(dtype)
 
 
+@pytest.mark.fault("wide_limit/_duals.py", "(4 / jnp.pi) / root", "(2 / jnp.pi) / root")
+@pytest.mark.fault("wide_limit/_duals.py", "(ratio + cotangent * (c * S))", "(ratio - cotangent * (c * S))")
+@pytest.mark.fault("wide_limit/_duals.py", "/ (2 * jnp.pi) + slope * c, slope", "/ (2 * jnp.pi), slope")
+@pytest.mark.fault(
+    "wide_limit/_layer_kernels.py", "tangent=covariance + w_var * units.tangent", "tangent=w_var * units.tangent"
+)
+@pytest.mark.fault("wide_limit/_layer_kernels.py", "product=w_var * product + b_var", "product=w_var * product")
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("activation", ["erf", "gelu", "relu"])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("second", ["none", "same"])
@@ -82,7 +91,7 @@ def kernels_by_quadrature(activation, x1, x2, w_std, b_std, readout_w_std, reado
     return c, tangent
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@parametrize("activation", ACTIVATIONS, rest="as_compiled")
 def test_agrees_with_quadrature_when_all_scales_differ(x64, activation):
     x1, x2 = inputs(2)
     x2 = -1.5 * x2  # another norm, and a negative inner product
@@ -92,6 +101,7 @@ def test_agrees_with_quadrature_when_all_scales_differ(x64, activation):
     np.testing.assert_allclose(np.squeeze(actual), expected, rtol=1e-9)
 
 
+@pytest.mark.as_compiled
 def test_identity_is_linear_regression_with_a_prior_of_products(x64):
     x1, x2 = inputs(4), inputs(3, seed=1)
     nngp, ntk = fcn_kernel(2, "identity", w_std=2.0, b_std=0.5, readout_w_std=3.0, readout_b_std=0.1)(x1, x2)
@@ -102,6 +112,7 @@ def test_identity_is_linear_regression_with_a_prior_of_products(x64):
     np.testing.assert_allclose(ntk, last + 9 * (second + 4 * first), rtol=1e-12)
 
 
+@pytest.mark.as_compiled
 def test_depth_0_is_the_readout_alone(x64):
     x = inputs(4)
     nngp, ntk = fcn_kernel(0, "relu", w_std=2.0, b_std=0.5, readout_w_std=3.0, readout_b_std=0.1)(x)
@@ -109,12 +120,14 @@ def test_depth_0_is_the_readout_alone(x64):
     np.testing.assert_allclose(ntk, nngp, rtol=1e-14)
 
 
+@pytest.mark.as_compiled
 def test_scales_by_layer_are_broadcast(x64):
     x = inputs()
     by_layer = fcn_kernel(3, "erf", w_std=jnp.full(3, 1.3), b_std=[0.4, 0.4, 0.4])(x)
     np.testing.assert_allclose(by_layer, fcn_kernel(3, "erf", w_std=1.3, b_std=0.4)(x), rtol=1e-14)
 
 
+@pytest.mark.as_compiled
 def test_blocks_equal_the_whole(x64):
     x1, x2 = inputs(7), inputs(4, seed=1)
     whole, blocks = (fcn_kernel(1, "relu", block_size=size, **SCALES) for size in (None, 3))
@@ -125,6 +138,7 @@ def test_blocks_equal_the_whole(x64):
     np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-11)
 
 
+@pytest.mark.as_compiled
 def test_blocks_bound_the_memory():
     x = jax.ShapeDtypeStruct((10_000, 3), jnp.float32)
 
@@ -141,6 +155,7 @@ def test_blocks_bound_the_memory():
     assert temporaries(None)[1] > 3.5 * matrix
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_derivatives_at_equal_and_zero_inputs_are_finite(x64, activation, dtype):
@@ -159,7 +174,7 @@ def test_derivatives_at_equal_and_zero_inputs_are_finite(x64, activation, dtype)
                 assert np.max(np.abs(leaf)) < 1e3  # a missed 0/0 shows as a huge number as often as a NaN
 
 
-@pytest.mark.parametrize("activation", ["erf", "gelu", "relu"])
+@parametrize("activation", ["erf", "gelu", "relu"], rest="slow")
 def test_second_derivatives_at_equal_inputs(x64, activation):
     x, direction, step = jnp.asarray(inputs(4)), jnp.asarray(inputs(4, seed=2)), 1e-5
     kernel = fcn_kernel(1, activation, **SCALES)
@@ -171,7 +186,7 @@ def test_second_derivatives_at_equal_inputs(x64, activation):
         np.testing.assert_allclose(second, (first(step) - first(-step)) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@parametrize("activation", ACTIVATIONS, rest="as_compiled")
 def test_derivatives_at_equal_inputs_are_right(x64, activation):
     x, direction, step = jnp.asarray(inputs(3)), jnp.asarray(inputs(3, seed=2)), 1e-5
     smooth = slice(0, 1) if activation == "relu" else slice(0, 2)  # its tangent kernel has a cusp: see below
@@ -187,6 +202,7 @@ def test_derivatives_at_equal_inputs_are_right(x64, activation):
         np.testing.assert_allclose(actual, (up - down) / (2 * step), rtol=2e-5, atol=1e-8)
 
 
+@pytest.mark.as_compiled
 def test_the_cusp_of_the_relu_has_the_mean_slope(x64):
     x, direction, step = inputs(1), inputs(1, seed=2), 1e-5
     kernel = fcn_kernel(1, "relu", w_std=1.0, b_std=0.0)
@@ -196,6 +212,7 @@ def test_the_cusp_of_the_relu_has_the_mean_slope(x64):
     np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_float32_is_accurate_for_small_and_large_inputs(x64, activation, scale):
@@ -209,6 +226,7 @@ def test_float32_is_accurate_for_small_and_large_inputs(x64, activation, scale):
         np.testing.assert_allclose(np.diag(rounded), np.diag(matrix), rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("activation", ["erf", "gelu"])
 @pytest.mark.parametrize("scale", [101.0, 4001.0])
 def test_float32_keeps_its_digits_for_opposite_inputs(x64, activation, scale):
@@ -220,7 +238,7 @@ def test_float32_keeps_its_digits_for_opposite_inputs(x64, activation, scale):
     np.testing.assert_allclose(single[0] / np.outer(size, size), exact[0] / np.outer(size, size), atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@parametrize("activation", ACTIVATIONS, rest="as_compiled")
 def test_float32_holds_huge_inputs(x64, activation):
     """Products of two variances, here of 1e20, are beyond the range."""
     x = 1e10 * inputs(4)
@@ -229,7 +247,7 @@ def test_float32_holds_huge_inputs(x64, activation):
         np.testing.assert_allclose(rounded, matrix, rtol=1e-4)
 
 
-@pytest.mark.parametrize("activation", ["erf", "gelu"])
+@parametrize("activation", ["erf", "gelu"], rest="slow")
 def test_second_derivatives_at_orthogonal_inputs_are_right(x64, activation):
     """Where the covariance is 0, and its size has a kink."""
     x1, x2, direction, step = jnp.eye(2)[:1], jnp.eye(2)[1:], jnp.array([[0.3, -0.7]]), 1e-5
@@ -239,6 +257,7 @@ def test_second_derivatives_at_orthogonal_inputs_are_right(x64, activation):
     np.testing.assert_allclose(second, (first(step) - first(-step)) / (2 * step), rtol=1e-6)
 
 
+@pytest.mark.as_compiled
 def test_works_under_jit_and_vmap(x64):
     x = jnp.asarray(inputs(6).reshape(2, 3, 3))
     scales = jnp.array([0.5, 1.5])
@@ -248,20 +267,21 @@ def test_works_under_jit_and_vmap(x64):
     np.testing.assert_allclose(actual, jnp.stack(expected), rtol=1e-12)
 
 
+@pytest.mark.as_compiled
 def test_the_inputs_set_the_dtype(x64):
     kernel = fcn_kernel(1, "relu", w_std=jnp.array(1.0, jnp.float64), b_std=np.float64(0.1))
     assert kernel(inputs(dtype=np.float32))[0].dtype == jnp.float32
     assert kernel(np.arange(6).reshape(2, 3))[0].dtype == jnp.float64
 
 
-@pytest.mark.parametrize("integer", [np.int64, np.uint8, jnp.int32])
+@parametrize("integer", [np.int64, np.uint8, jnp.int32], rest="slow")
 def test_integers_of_any_kind_count_layers_and_rows(integer):
     expected = fcn_kernel(2, "erf", w_std=[1.0, 2.0], b_std=0.1, block_size=2)(inputs())
     actual = fcn_kernel(integer(2), "erf", w_std=[1.0, 2.0], b_std=0.1, block_size=integer(2))(inputs())
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("activation", ["erf", "gelu"])
+@parametrize("activation", ["erf", "gelu"], rest="slow")
 def test_the_program_does_not_grow_with_the_depth(activation):
     def square_roots(depth):
         kernel = fcn_kernel(depth, activation, w_std=1.3, b_std=0.4)
@@ -270,6 +290,7 @@ def test_the_program_does_not_grow_with_the_depth(activation):
     assert square_roots(40) == square_roots(10) > 0
 
 
+@pytest.mark.as_compiled
 def test_a_deep_network_is_the_composition_of_its_layers(x64):
     """Where layers run in a loop: by blocks and whole, with scales by layer, against one layer at a time."""
     x, w_std, b_std = inputs(4), np.linspace(0.8, 1.4, 7), np.linspace(0.1, 0.7, 7)
@@ -289,6 +310,7 @@ def test_a_deep_network_is_the_composition_of_its_layers(x64):
         np.testing.assert_allclose(kernel(x, x.copy()), (nngp, ntk), rtol=1e-10)
 
 
+@pytest.mark.as_compiled
 def test_derivatives_of_a_deep_network_are_right(x64):
     x, direction, step = jnp.asarray(inputs(3)), jnp.asarray(inputs(3, seed=2)), 1e-5
 
@@ -302,6 +324,7 @@ def test_derivatives_of_a_deep_network_are_right(x64):
     np.testing.assert_allclose(jax.jit(jax.jacrev(along))(0.0), expected, rtol=2e-5, atol=1e-8)
 
 
+@pytest.mark.as_compiled
 def test_a_negative_scale_under_jit_gives_nan_and_not_its_mirror_image():
     def nngp(scale, name):
         return fcn_kernel(1, "erf", **(SCALES | {name: scale}))(jnp.ones((2, 3)))[0]
@@ -311,7 +334,7 @@ def test_a_negative_scale_under_jit_gives_nan_and_not_its_mirror_image():
             assert jnp.isnan(jax.jit(nngp, static_argnums=1)(-0.5, name)).all()
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int32])
+@parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int32], rest="slow")
 def test_inputs_of_any_type_will_do(dtype):
     x = jnp.arange(6, dtype=dtype).reshape(2, 3)
     nngp, _ = fcn_kernel(1, "erf", w_std=1.0, b_std=0.1)(x)

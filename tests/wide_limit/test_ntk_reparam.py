@@ -8,6 +8,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_wide.wide_limit import linearize
 from studies._ntk_reparam import log_det_series, ntk_map
+from tests.marks import parametrize
 
 NOISE = 0.3
 
@@ -33,6 +34,7 @@ def dense(network, phi, x, targets):
     return flat, jacobian, weights, np.asarray(curvature)
 
 
+@pytest.mark.as_compiled
 def test_the_map_and_the_estimate_agree_with_dense_matrices(problem):
     network, phi, x, targets = problem
     flat, jacobian, weights, curvature = dense(*problem)
@@ -54,7 +56,7 @@ def test_the_map_and_the_estimate_agree_with_dense_matrices(problem):
     np.testing.assert_allclose(log_det, first + second, atol=tolerance)
 
 
-@pytest.mark.parametrize("order", [1, 2, 5])
+@parametrize("order", [1, 2, 5], rest="slow")
 def test_the_series_is_unbiased_for_its_truncation(x64, order):
     rng = np.random.default_rng(1)
     matrix = rng.normal(size=(3, 3))
@@ -79,6 +81,7 @@ def test_the_series_is_unbiased_for_its_truncation(x64, order):
     np.testing.assert_allclose(np.mean(estimates), truncation, atol=4 * np.std(estimates) / 20)
 
 
+@pytest.mark.as_compiled
 def test_is_exact_where_the_network_is_linear(problem):
     """R is then the map to the posterior, with the regulariser as noise variance (Hron 2022, eq. 3 for all weights)."""
     network, phi, x, targets = problem
@@ -94,6 +97,7 @@ def test_is_exact_where_the_network_is_linear(problem):
     np.testing.assert_allclose(jax.jit(both)(start + 0.3)[1], np.linalg.slogdet(jacobian)[1], rtol=1e-9)
 
 
+@pytest.mark.as_compiled
 def test_gradients_of_the_estimate_are_its_own(problem):
     network, phi, x, targets = problem
     flat, unravel = ravel_pytree(phi)

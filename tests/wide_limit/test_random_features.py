@@ -12,6 +12,7 @@ from numpyro_wide import wide_limit
 from numpyro_wide.linear_gaussian import _row_blocks as blocked_problem
 from numpyro_wide.nn import FCN
 from numpyro_wide.wide_limit import fit_random_features
+from tests.marks import parametrize
 
 RNG = np.random.default_rng(0)
 X, X_NEW = RNG.normal(size=(300, 2)), RNG.normal(size=(20, 2))
@@ -49,7 +50,11 @@ def by_draw(fitted, x_new):
     return map(np.array, zip(*rows, strict=True))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.fault(
+    "_random_features.py", "_mixture.moments(mean, variance, self.weights)", "_mixture.moments(mean, variance)"
+)
+@pytest.mark.fault("_random_features.py", "_mixture.log_average(by_row, self.weights)", "_mixture.log_average(by_row)")
+@parametrize("weighted", [False, True], rest="slow")
 def test_predictions_are_the_mixture_of_dense_posteriors(weighted):
     fitted = found(weighted)
     means, variances, log_evidences = by_draw(fitted, X_NEW)
@@ -64,6 +69,7 @@ def test_predictions_are_the_mixture_of_dense_posteriors(weighted):
     np.testing.assert_allclose(fitted.log_density(X_NEW, Y_NEW), np.log(weights @ densities), rtol=1e-6)
 
 
+@pytest.mark.as_compiled
 def test_hidden_weights_are_those_of_the_networks_prior():
     drawn = fit_random_features(X, Y, fit=scales(), **QUIET | {"num_draws": 20, "width": 200}).predictive.draws
     assert sorted(drawn) == ["hidden.hidden_0.bias", "hidden.hidden_0.kernel"]
@@ -75,6 +81,7 @@ def test_hidden_weights_are_those_of_the_networks_prior():
     assert np.abs(kernel - limit).max() < 0.5 * np.abs(limit).max()  # 150 features
 
 
+@pytest.mark.as_compiled
 def test_many_test_rows_go_by_blocks(monkeypatch):
     whole = found().predict(X)
     monkeypatch.setattr("numpyro_wide._random_features._TEST_ROWS", 128)  # which does not divide 300
@@ -83,6 +90,8 @@ def test_many_test_rows_go_by_blocks(monkeypatch):
     assert found().log_density(X, Y).shape == (300,)
 
 
+@pytest.mark.fault("readout/_predictive.py", "<= _MOST_KEPT", "< 0")
+@pytest.mark.as_compiled
 def test_rows_are_summed_over_once(monkeypatch):
     calls = []
     sums = "numpyro_wide.linear_gaussian._row_blocks.sums_by_blocks"
@@ -96,6 +105,7 @@ def test_rows_are_summed_over_once(monkeypatch):
     assert len(calls) == traced
 
 
+@pytest.mark.as_compiled
 def test_outputs_share_scales_and_architectures_are_compared():
     y = np.stack([Y, -2 * Y], axis=1)
     fitted = fit_random_features(X, y, num_rows=40, activation=("erf", "relu"), input_scale=False, **QUIET)
@@ -132,6 +142,7 @@ def test_networks_that_are_not_fully_connected_are_refused():
         fit_random_features(X, Y, fit=fit)
 
 
+@pytest.mark.as_compiled
 def test_nan_in_the_millionth_row_is_found_and_said_where():
     x = np.ones((10**6, 1), "f")
     x[-1] = np.nan

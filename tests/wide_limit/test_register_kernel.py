@@ -33,6 +33,7 @@ def own_rules(monkeypatch):
     monkeypatch.setattr(_rules, "_RULES", {})
 
 
+@pytest.mark.as_compiled
 def test_a_rule_of_ones_own(own_rules):
     """The sum of the kernels of two CNNs, subclasses included."""
     wide_limit.register_kernel(Branches, branches_rule)
@@ -53,6 +54,7 @@ def test_networks_without_a_rule_are_refused_with_the_names_of_those_that_have_o
         wide_limit.kernel(linen.Dense)
 
 
+@pytest.mark.as_compiled
 def test_long_work_shows_a_bar(bars, monkeypatch, capsys):
     kernel = wide_limit.kernel(CNN(1, 1, "relu"), block_size=2)
     kernel(X)

@@ -10,6 +10,7 @@ import scipy.stats
 
 from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior
 from studies._width_correction import width_correction
+from tests.marks import parametrize
 
 NOISE = 0.4
 
@@ -26,7 +27,7 @@ def units_and_targets(num_units, num_outputs=None, num_train=5, num_new=2):
     return units, kernel, targets
 
 
-@pytest.mark.parametrize("y", [0.3, 2.0])
+@parametrize("y", [0.3, 2.0], rest="slow")
 def test_one_random_scale_against_quadrature(x64, y):
     """Units z ~ N(0, 1) at one input, 0.7 z at another: the kernel of d units is chi-squared over d."""
     z = np.random.default_rng(1).normal(size=400_000)
@@ -57,7 +58,7 @@ def test_one_random_scale_against_quadrature(x64, y):
     assert abs(evidence) > 20 * found.log_evidence_error  # there is something to be seen
 
 
-@pytest.mark.parametrize("num_outputs", [None, 3])
+@parametrize("num_outputs", [None, 3], rest="slow")
 def test_derivatives_of_the_gaussian_process_agree(x64, num_outputs):
     """The same moments, with second derivatives of the evidence and of the mean taken by JAX, unit by unit."""
     units, kernel, targets = units_and_targets(200, num_outputs)
@@ -101,6 +102,7 @@ def test_errors_are_those_of_repetitions(x64):
         np.testing.assert_allclose(np.std(values, axis=0), errors.mean(0), rtol=0.25)
 
 
+@pytest.mark.as_compiled
 def test_evidence_and_mean_of_networks_approach_it(x64):
     """Networks of 30 and 60 units, drawn from their prior: what they change is the correction over the width."""
     units, kernel, targets = units_and_targets(400_000)
@@ -134,6 +136,7 @@ def test_evidence_and_mean_of_networks_approach_it(x64):
         assert abs(found.log_evidence / width) > 4 * error  # it is seen
 
 
+@pytest.mark.as_compiled
 def test_compiles_and_agrees_in_single_precision():
     units, kernel, targets = (np.asarray(part, np.float32) for part in units_and_targets(20_000))
     with jax.enable_x64(True):
@@ -144,6 +147,7 @@ def test_compiles_and_agrees_in_single_precision():
     np.testing.assert_allclose(found.log_evidence_error, exact.log_evidence_error, rtol=1e-3)
 
 
+@pytest.mark.as_compiled
 def test_every_network_of_units_of_three_kinds(x64):
     """By brute force: all numbers of units of each kind, at three widths, which leaves an error of order 1/width³."""
     rng = np.random.default_rng(7)

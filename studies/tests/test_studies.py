@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from tests.test_examples import ROOT, run
+from tests.scripts import ROOT, run
 
 TINY = {
     "amortized_posterior.py": "--num-steps 5 --num-simulations 20 --num-warmup 5 --num-samples 5",
