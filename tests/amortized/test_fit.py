@@ -34,6 +34,7 @@ def counted():
     return amortized.fit(KEY, PRIOR, observed="y", sites=["rate"], simulator=simulator, **options)
 
 
+@pytest.mark.fault("amortized/_fit.py", "[: max(1, len(settings) // 2)]", "")
 def test_the_posterior_of_a_conjugate_model_and_the_same_bits_for_the_same_key():
     first, again = (amortized.fit(KEY, normal_model, observed="x", **CHEAP) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
@@ -94,6 +95,10 @@ def members():
     return model, guide, trainer, [first, second]
 
 
+@pytest.mark.fault(
+    "amortized/_joined.py", "return logsumexp(log_probs) - jnp.log(len(log_probs))", "return logsumexp(log_probs)"
+)
+@pytest.mark.fault("amortized/_joined.py", "random.randint(member_key, (), 0, len(jax.tree.leaves(members)[0]))", "0")
 def test_a_mixture_of_guides_has_the_mean_of_their_densities(members):
     model, guide, trainer, params = members
     mixture = JoinedGuides(guide, is_mean=False)
@@ -111,6 +116,7 @@ def test_a_mixture_of_guides_has_the_mean_of_their_densities(members):
         assert np.mean(drawn < np.quantile(of_members, level)) == pytest.approx(level, abs=0.03)
 
 
+@pytest.mark.fault("amortized/_joined.py", 'head["kernel"]) / len(by_member)', 'head["kernel"])')
 def test_the_mean_of_guides_with_one_encoder_has_the_mean_of_their_heads(members):
     model, guide, trainer, (first, second) = members
     second = second | {"auto_encoder": first["auto_encoder"]}

@@ -52,6 +52,9 @@ def posterior(term, x):
     return cross @ np.linalg.solve(noisy, Y), prior(term, x, x) - cross @ np.linalg.solve(noisy, cross.T)
 
 
+@pytest.mark.fault("diagnostics/_effects.py", "values = constant + noise + sum(", "values = constant + sum(")
+@pytest.mark.fault("diagnostics/_effects.py", "basis = scale * _products(", "basis = scale**2 * _products(")
+@pytest.mark.fault("diagnostics/_effects.py", "at_nodes = root[len(points) :]", "at_nodes = root[: len(nodes)]")
 def test_terms_of_the_limit_are_the_dense_posterior():
     found = effects(fitted(), X_NEW, num_draws=4000)
     assert found.terms == TERMS
@@ -74,6 +77,11 @@ def test_terms_of_the_limit_are_the_dense_posterior():
     assert np.all(first_order.total > first_order.first)
 
 
+@pytest.mark.fault(
+    "diagnostics/_effects.py",
+    "counts = random.multinomial(num_draws, weights)",
+    "counts = random.multinomial(num_draws, np.full(len(weights), 1 / len(weights)))",
+)
 def test_draws_of_scales_are_averaged():
     both, weights = (fitted(), fitted(NETWORK.clone(relevance=0.1))), np.array([0.25, 0.75])
     found = effects(fitted(draws=both, weights=weights), X_NEW, num_draws=400)
@@ -92,6 +100,11 @@ def predicted(model=None):
     return ReadoutPredictive(wrapped, draw, (jnp.asarray(X), jnp.asarray(Y)))
 
 
+@pytest.mark.fault(
+    "diagnostics/_effects.py",
+    "return np.take_along_axis(law, (uniform * len(law)).astype(int), axis=0)",
+    "return ndtri(uniform)",
+)
 def test_terms_of_a_network_are_those_of_its_readouts_posterior(x64):
     predictive = predicted()
     found = effects(predictive, X_NEW, num_draws=500)

@@ -135,12 +135,12 @@ def test_standard_errors_are_those_of_the_curvature(found):
     np.testing.assert_allclose(actual, errors, rtol=0.02)
 
 
-@pytest.mark.fault("wide_limit/_limit.py", "self.noise_scale**2 if with_noise else 0.0", "0.0")
 @pytest.mark.fault(
     "wide_limit/_limit.py",
     "return [Conditioned(gram, columns, self.noise_scale**2)]",
     "return [Conditioned(gram, columns, self.noise_scale**2 / 2)]",
 )
+@pytest.mark.fault("wide_limit/_limit.py", "(fit.noise_scale**2 if with_noise else 0.0)", "0.0")
 @pytest.mark.as_compiled
 def test_predictions_are_the_dense_posterior(found):
     mean, variance = found.predict(X_NEW)

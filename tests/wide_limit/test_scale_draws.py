@@ -51,6 +51,11 @@ def quadrature():
     return weights / weights.sum(), means, variances, np.log(noise)
 
 
+@pytest.mark.fault(
+    "wide_limit/_limit.py",
+    "variances.append(variance[:, None] + (fit.noise_scale**2",
+    "variances.append(variance[:, None] + (self.noise_scale**2",
+)
 @pytest.mark.parametrize("bound", [WEIGHTED, CHAINS], ids=["weighted", "chains"])
 def test_the_mixture_is_that_of_the_quadrature(bound, quadrature, monkeypatch):
     monkeypatch.setattr(_scale_draws, "_POOR_SHAPE", bound)
@@ -86,6 +91,7 @@ def posterior(network=None):
         return ScalePosterior(Evidence(problem, Y), Y, np.zeros(len(problem.spreads)))
 
 
+@pytest.mark.fault("wide_limit/_scale_draws.py", "return prior - gp_log_evidence(", "return -gp_log_evidence(")
 @pytest.mark.parametrize("network", [None, FCN(1, 1, "erf"), AdditiveNetwork(1, 1)], ids=["none", "dense", "additive"])
 def test_the_traced_density_is_that_of_numpy(network, x64):
     at = posterior(network)
@@ -93,6 +99,15 @@ def test_the_traced_density_is_that_of_numpy(network, x64):
     np.testing.assert_allclose(at.potential(place), -at.log_density(at.logarithms(place)), rtol=1e-9)
 
 
+@pytest.mark.fault(
+    "wide_limit/_scale_draws.py", "pareto_smoothed(log_posterior - log_proposal)", "pareto_smoothed(log_posterior)"
+)
+@pytest.mark.fault(
+    "wide_limit/_scale_draws.py",
+    "self.center, self.basis = self.logarithms(mean), self.basis * deviations",
+    "self.basis = self.basis * deviations",
+)
+@pytest.mark.as_compiled
 def test_poor_weights_are_mended_by_better_coordinates(quadrature, monkeypatch):
     at, (weights, *_, log_noise) = posterior(), quadrature
     at.center, at.basis = 1.0 * SPREADS, 0.8 * np.diag(SPREADS)
@@ -111,11 +126,14 @@ def test_poor_weights_are_mended_by_better_coordinates(quadrature, monkeypatch):
         assert abs(by_weight @ values - mean) < 4 * error
 
 
+@pytest.mark.as_compiled
 def test_extreme_scales_have_no_weight():
     of_rank_one = np.array([-50.0, 0.0, 0.0, -50.0])
     assert posterior().log_density(of_rank_one) == -np.inf
 
 
+@pytest.mark.fault("wide_limit/_scale_draws.py", "sums = np.cumsum(weights)", "sums = np.cumsum(np.ones(len(weights)))")
+@pytest.mark.as_compiled
 def test_resampling_keeps_the_weights_to_one_draw():
     weights = RNG.dirichlet(np.ones(20))
     rows, counts = _scale_draws._resampled(weights, RNG)
@@ -124,6 +142,7 @@ def test_resampling_keeps_the_weights_to_one_draw():
     assert counts.sum() == _scale_draws._NUM_KEPT and np.all(np.abs(times - 50 * weights) < 1)
 
 
+@pytest.mark.as_compiled
 def test_many_rows_of_poor_weights_are_told(monkeypatch):
     monkeypatch.setattr(_scale_draws, "_POOR_SHAPE", CHAINS)
     monkeypatch.setattr(_scale_draws, "_MANY_ROWS", 8)
@@ -131,6 +150,8 @@ def test_many_rows_of_poor_weights_are_told(monkeypatch):
         wide_limit.fit(X, Y, scales="integrated", num_restarts=1)
 
 
+@pytest.mark.fault("wide_limit/_limit.py", "sum(w * fit.nngp(x1, x2)", "sum(w * self.draws[0].nngp(x1, x2)")
+@pytest.mark.as_compiled
 def test_several_outputs_and_the_kernel_are_mixtures():
     targets = np.column_stack([Y, Y**2])
     fit = wide_limit.fit(X, targets, scales="integrated", num_restarts=1)
@@ -144,6 +165,7 @@ def test_several_outputs_and_the_kernel_are_mixtures():
     np.testing.assert_allclose(fit.nngp(X_NEW, X), np.tensordot(fit.weights, kernels, 1), rtol=1e-10)
 
 
+@pytest.mark.as_compiled
 def test_a_fit_at_the_mode_has_no_draws():
     targets = np.column_stack([Y, Y**2])
     fit = wide_limit.fit(X, targets, num_restarts=1)
