@@ -40,7 +40,7 @@ def rosenbrock(x):
 
 
 def wing_weight(x):
-    """Return the weight of a light aircraft's wing of inputs (n, 10) (Forrester 2008)."""
+    """Return the weight of a light aircraft's wing of inputs (n, 10)."""
     area, fuel, aspect, sweep, pressure, taper, thickness, load, gross, paint = x.T
     cosine = np.cos(np.deg2rad(sweep))
     shape = (aspect / cosine**2) ** 0.6 * pressure**0.006 * taper**0.04 * (100 * thickness / cosine) ** -0.3
