@@ -42,12 +42,14 @@ class FunctionSummary:
         rhat: R-hat by entry, (entries,); NaN for constant draws.
         ess: effective sample size by entry, (entries,); NaN for constant draws.
         num_distinct: number of distinct draws, (chains,).
+        num_nonfinite: number of draws, of all chains, at which it is not finite.
     """
 
     is_integrated: bool
     rhat: np.ndarray
     ess: np.ndarray
     num_distinct: np.ndarray
+    num_nonfinite: int = 0
 
 
 class _Entry(NamedTuple):
@@ -105,6 +107,9 @@ class RunSummary:
     @property
     def verdict(self) -> str:
         """Whether the chains have converged, have not, or are too short for intervals, in a line."""
+        if self.function is not None and self.function.num_nonfinite:
+            draws = f"{self.function.num_nonfinite} of {self.num_chains * self.num_draws} draws"
+            return f"not converged: the function is not finite at {draws}, run {IN_FLOAT64}"
         entries = self._judged()
         if not entries:
             return "convergence unknown: too few draws, or none that move; run longer"
@@ -187,7 +192,7 @@ class RunSummary:
             return ["function at the inputs: unknown, since not all latent sites are stored"]
         start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
         if np.isnan(function.ess).all():
-            return [f"{start}: no draw moves it"]
+            return [f"{start}: {'not finite' if function.num_nonfinite else 'no draw moves it'}"]
         rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
         sizes = f"median ESS {np.nanmedian(function.ess):.0f}, least {np.nanmin(function.ess):.0f}"
         lines = [f"{start}: {rhats}; {sizes}, of {self.num_chains * self.num_draws}"]
@@ -266,7 +271,9 @@ def summary(
     if not run.missing:
         values, log_likelihood, errors = _function(run, rng_key)
         num_distinct = 1 + np.any(np.diff(values, axis=1) != 0, axis=2).sum(axis=1)
-        function = FunctionSummary(run.conjugate is not None, *_rhat_and_ess(values.astype(float)), num_distinct)
+        num_nonfinite = int(np.sum(~np.isfinite(values).all(axis=2)))
+        numbers = *_rhat_and_ess(values.astype(float)), num_distinct, num_nonfinite
+        function = FunctionSummary(run.conjugate is not None, *numbers)
         energy = -log_likelihood if energy is None else energy
         error = None if errors is None else float(np.max(errors[:, -1]))
     energy = None if energy is None else np.asarray(energy)

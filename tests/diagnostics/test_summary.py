@@ -395,6 +395,16 @@ def test_a_sampled_noise_that_single_precision_does_not_resolve_is_told(form):
     assert exact.evidence_error < 1e-4
 
 
+@pytest.mark.fault(
+    "diagnostics/_summary.py", "if self.function is not None and self.function.num_nonfinite:", "if False:"
+)
+def test_a_function_that_single_precision_loses_has_not_converged():
+    draws = draws_of((2, 20))
+    draws["sigma_base"][1, 5:7] = -18.0  # sigma is 5e-5
+    verdict = judged(draws).verdict
+    assert verdict.startswith("not converged: the function is not finite at 2 of 40 draws, run in float64")
+
+
 @pytest.mark.as_compiled
 @pytest.mark.parametrize("form", ["collapsed", "repriorised", "plain"])
 def test_draws_that_were_not_stored(form):
