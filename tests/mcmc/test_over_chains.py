@@ -12,8 +12,6 @@ from numpyro_wide.runs import init_to_optimum
 from tests.marks import parametrize
 from tests.mcmc.cases import KERNELS, chain, regression, regression_data, set_in_turns
 
-pytestmark = pytest.mark.as_compiled
-
 
 def equations(program):
     """All equations of a program, and of those within it."""
