@@ -12,7 +12,6 @@ from numpyro_wide import collapse_readout
 from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
 from tests.compilations import compilations
 
-
 KEY = jax.random.key(0)
 X = np.linspace(-1, 1, 8, dtype="f")[:, None]
 Y = np.sin(3 * X[:, 0])
