@@ -87,12 +87,16 @@ def main(options):
         LIMIT: limit.predict(rows.x_new)[0],
         TREES: trees.predict(rows.x_new),
     }
-    table = [{"model": name, "RMSE": _common.rms(mean - rows.truth)} for name, mean in means.items()]
+    verdicts = {}
     for width in options.widths:
-        mean, verdict = network(width, rows, options)
-        print(verdict, flush=True)
-        means[f"{width} units"] = mean
-        table.append({"model": f"{width} units", "RMSE": _common.rms(mean - rows.truth), "verdict": verdict.verdict})
+        name = f"{width} units"
+        means[name], told = network(width, rows, options)
+        print(told, flush=True)
+        verdicts[name] = told.verdict
+    table = [
+        {"model": name, "RMSE": _common.rms(mean - rows.truth), "verdict": verdicts.get(name)}
+        for name, mean in means.items()
+    ]
     _common.write_table(table, options.output / "direction.csv")
     shown = (PROCESS, LIMIT, f"{options.widths[-1]} units")
     draw({name: means[name] for name in shown}, rows, options)

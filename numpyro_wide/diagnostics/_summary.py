@@ -49,7 +49,7 @@ class FunctionSummary:
     rhat: np.ndarray
     ess: np.ndarray
     num_distinct: np.ndarray
-    num_nonfinite: int = 0
+    num_nonfinite: int
 
 
 class _Entry(NamedTuple):

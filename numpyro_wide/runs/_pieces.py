@@ -44,7 +44,7 @@ class StoredDraws:
     def __init__(self, folder: str | os.PathLike, sampler: Any = None):
         self.folder, self.sampler = Path(folder), sampler
         path = self.folder / _STATE
-        stored: Mapping[str, Any] = read(path) if path.exists() else {"ends": np.zeros(1, int), "checksums": "{}"}
+        stored: Mapping[str, Any] = read(path) if path.exists() else {"ends": np.zeros(1, int)}
         self._ends: list[int] = stored["ends"].tolist()
         self.num_samples: int = self._ends[-1]
         if not self.num_samples:
