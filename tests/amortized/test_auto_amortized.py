@@ -21,6 +21,7 @@ from numpyro_wide.amortized._guide import _log_unit, _signed_log
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.calibration import from_guide, sbc_ranks, uniformity_p_value
 from numpyro_wide.nn import ResidualEncoder
+from tests.marks import parametrize
 
 KEY = jax.random.key(0)
 SMALL = ResidualEncoder(width=64, depth=2)
@@ -95,8 +96,8 @@ def random_head(params):
     "amortized/_guide.py", "shift = target[:, first:end] - jnp", "shift = target[:, first:end] - 0 * jnp"
 )
 @pytest.mark.as_compiled
-@pytest.mark.parametrize("factor", ["precision", "covariance"])
-@pytest.mark.parametrize("family", ["normal", "mixture"])
+@parametrize("factor", ["precision", "covariance"], rest="slow")
+@parametrize("family", ["normal", "mixture"], rest="slow")
 def test_density_is_that_of_normals_in_unconstrained_coordinates(x64, family, factor):
     """Against SciPy's densities of all latents at once, and Jacobians by differentiation."""
     guide = AutoAmortized(mixed_model, observed="y", family=family, encoder=SMALL, num_components=3, factor=factor)

@@ -19,6 +19,7 @@ from numpyro_wide.linear_gaussian import ReadoutProblem
 from numpyro_wide.mcmc import PreconditionedCrankNicolson, SplitHMC, UnderdampedLangevin
 from numpyro_wide.runs import run_in_pieces
 from tests.conftest import enable_x64
+from tests.marks import parametrize
 from tests.models import small_data
 
 KEY = jax.random.key(0)
@@ -76,7 +77,7 @@ def function_of(model, mcmc):
 
 @pytest.mark.fault("diagnostics/_summary.py", "jnp.ravel(fit.loc + mean)", "jnp.ravel(mean)")
 @pytest.mark.as_compiled
-@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+@parametrize("form", ["collapsed", "repriorised"], rest="slow")
 def test_the_function_is_that_with_the_readout_integrated_out(form, request):
     mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
     found = summary(mcmc, model, X, Y).function
@@ -196,7 +197,7 @@ def test_one_chain_is_split_into_its_halves():
     assert found.step_size.shape == (1,) and str(found).startswith("1 chain of 30 draws")
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_run_in_pieces_gives_the_same(tmp_path):
     mcmc = MCMC(SplitHMC(COLLAPSED), **OPTIONS)
     drawn = run_in_pieces(mcmc, tmp_path, KEY, X, Y, num_samples=60, extra_fields=("num_grad",), progress_bar=False)

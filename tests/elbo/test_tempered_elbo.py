@@ -159,7 +159,7 @@ def test_joint_guide_is_tempered_as_a_whole():
         TemperedTraceMeanFieldELBO(eta={"w": 0.5}).loss(*args)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_flax_sites_by_name_and_training():
     _, guide, params = GUIDES["flax"]()
     loss = TemperedTraceMeanFieldELBO(eta=lambda site: 0.1 if "Dense_0" in site else 1.0)

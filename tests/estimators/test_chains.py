@@ -120,7 +120,7 @@ def test_chains_start_near_the_optima_in_turn(monkeypatch):
     assert np.isfinite(mcmc.get_samples()["hidden.hidden_0.kernel"]).all()
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_single_chain_starts_near_an_optimum():
     form = {"optima": [{"hidden.hidden_0.kernel": np.ones((2, 4))}], "key": jax.random.key(0)}
     with Clock(300.0) as clock:

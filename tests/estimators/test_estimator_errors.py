@@ -195,7 +195,7 @@ def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
         WideBNNRegressor(method="chains", random_state=0, time_budget=20.0).fit(X, Y)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_finite_network_is_fitted_to_each_row_once():
     options = {"method": "weighted", "noise": "by_row", "hidden": (3,), "random_state": 0}
     with pytest.warns(UserWarning, match="24 of 48 rows are copies"):

@@ -131,7 +131,7 @@ def test_draws_are_averaged_as_left_out_rows_ask_for():
     "return _mixture.log_average(self.by_draw(y))",
     "return np.mean(self.by_draw(y), axis=0)",
 )
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_predictions_are_the_mixture_over_draws(weighted):
     rows = (X_NEW - X.mean(axis=0)) / X.std(axis=0)
     mean, variance, noise_variance = weighted._posterior.function(rows)

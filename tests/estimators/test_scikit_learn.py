@@ -70,7 +70,7 @@ def test_calibration():
     assert model.score(X, X[:, 0] > 0) > 0.9
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_processes_of_their_own():
     model = WideBNNRegressor(method="limit", random_state=0)
     np.testing.assert_allclose(

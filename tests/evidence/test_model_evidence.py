@@ -51,7 +51,7 @@ SMALL = {"num_chains": 4, "num_warmup": 100, "num_samples": 400}
 WIDTH = 1
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_model_is_looked_at_anew_at_each_call_and_compiled_once(monkeypatch):
     """A loop over what is a global of the model: sums of weights, whose evidence is known."""
     x, y = np.linspace(-1, 1, 6, dtype="f"), np.linspace(-2, 3, 6, dtype="f")
@@ -127,7 +127,7 @@ def test_hundreds_of_rows_in_single_precision():
     check(found, truth, largest_error=0.05)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")  # in single precision an acceptance on the edge goes either way
 def test_temperatures_that_run_together_are_those_that_run_alone():
     model, args, _ = known.conjugate()
@@ -147,7 +147,7 @@ def test_one_unit_by_quadrature():
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_repriorised_classes_with_a_constrained_site_by_quadrature():
     model, args, truth = known.classes()
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)

@@ -52,7 +52,7 @@ def blocks(model, *partition):
 
 
 @pytest.mark.fault("mcmc/_kernel.py", "biject_to(supports[name]).inv(value)", "value")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_blocks_start_where_the_prior_is():
     def model():
         numpyro.sample("a", dist.LogNormal(5.0, 1.0))

@@ -138,7 +138,7 @@ def test_short_warmups_and_other_requests_keep_the_standard_reference():
     assert short.adapt_state.preconditioner is None and refused.adapt_state.preconditioner is None
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_moments_of_a_vectorized_run_are_those_of_each_chain():
     """The reference of every chain is its own, and its windows close together."""
     covariance, _ = stiff_in_two_directions(6)

@@ -91,7 +91,7 @@ def test_warmup_learns_scales(name):
     assert 0.5 < known.length < 2.5 and last.step_size > 0.5
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_draws_are_a_number_of_steps_apart():
     """With energy errors of single steps, so that the step size does not depend on their number."""
     steps = {}

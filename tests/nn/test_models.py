@@ -161,7 +161,7 @@ def test_bnn_under_the_handlers_against_the_closed_form(num_outputs):
     )
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_bnn_from_fit_to_prediction():
     """A latent noise, SVI on the repriorised model, predictions without targets."""
     model = bnn(NETWORK, 2, dist.HalfNormal(0.5))
@@ -206,7 +206,7 @@ def standard_bnn(width=8):
 
 
 @pytest.mark.fault("nn/_models.py", "dist.Normal(0, readout_scale)", "dist.Normal(0, 1)")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_standard_parametrisation_gives_the_same_under_every_handler():
     width = 8
     ntk, standard = bnn(FCN(1, width, jnp.tanh, w_std=1.3, readout_w_std=1.0), 2, NOISE), standard_bnn(width)

@@ -139,7 +139,7 @@ def test_an_amplitude_of_zero_is_constant_noise():
     np.testing.assert_array_equal(slopes["noise.readout"], -values["noise.readout"])  # that of the prior alone
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_predictions_at_other_rows_have_their_noise():
     shape = (8, 2, 2, 3, 1, 4)
     model, x, y, _ = problem_of(*shape)

@@ -68,7 +68,7 @@ def test_memory_of_a_gradient_does_not_grow_with_the_rows():
     assert many.temp_size_in_bytes < few.temp_size_in_bytes + 8 * targets
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_one_pass_gives_the_draws_and_predictions_of_all_rows_at_once():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 3)).astype("f")

@@ -126,7 +126,7 @@ def test_a_model_with_latent_scales_has_the_density_of_one_with_their_values():
     np.testing.assert_allclose(log_density(model, (X, Y), {}, values)[0], expected, rtol=1e-5)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_both_handlers_take_them():
     model = bnn(FCN(1, 20, "tanh"), None, dist.LogNormal(-1.0, 0.5), scales={"w_std": dist.LogNormal(0, 0.5)})
     mapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale="noise")

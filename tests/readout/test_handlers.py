@@ -287,7 +287,7 @@ def test_nuts_and_hmc(kind, chain_method):
         assert "w" in sites
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_base_can_be_left_out_of_the_samples():
     x, y = small_data()
     mcmc = MCMC(NUTS(repriorise(network, **ARGUMENTS), max_tree_depth=3), num_warmup=5, num_samples=5)
@@ -346,9 +346,9 @@ class NNXNetwork(nnx.Module):
 
 
 @pytest.mark.as_compiled
-@pytest.mark.parametrize("library", ["linen", "nnx"])
-@pytest.mark.parametrize(
-    "wrap", [partial(repriorise, **ARGUMENTS | {"noise_scale": 0.2}), partial(collapse_readout, **SITES)]
+@parametrize("library", ["linen", "nnx"], rest="slow")
+@parametrize(
+    "wrap", [partial(repriorise, **ARGUMENTS | {"noise_scale": 0.2}), partial(collapse_readout, **SITES)], rest="slow"
 )
 def test_flax_feature_networks(library, wrap):
     def model(x, y=None):

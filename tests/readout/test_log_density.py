@@ -191,7 +191,7 @@ def test_all_rows_together_must_be_observed():
         assert predictive.joint_log_density(x_new, np.full(6, far)) == -np.inf
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_all_rows_together_are_right_where_evidences_have_no_digits_left():
     """Of 1000 rows and a noise of 0.03 in float32, the difference of two evidences is wrong by 0.3."""
     rng = np.random.default_rng(0)

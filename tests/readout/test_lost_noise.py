@@ -46,7 +46,7 @@ def nuts(model):
     return MCMC(NUTS(model, max_tree_depth=1), num_warmup=1, num_samples=1)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_mcmc_says_why_it_finds_no_start():
     with pytest.warns(UserWarning, match=TOLD), pytest.raises(RuntimeError, match="Cannot find valid initial"):
         nuts(make()).run(jax.random.key(0), X, Y)
@@ -81,7 +81,7 @@ def test_no_word_of_noise_that_is_drawn_or_not_known():
         quietly(lambda traced=traced: jax.jit(lambda *args: run(make(), *args)["y"]["fn"].log_prob(Y))(*traced))
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_no_word_of_noise_that_is_large_enough():
     mcmc = nuts(make())
     quietly(lambda: mcmc.run(jax.random.key(0), X, Y, noise=0.1))

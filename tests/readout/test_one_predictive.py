@@ -34,7 +34,7 @@ def hidden_draws(num_draws=6):
 @pytest.mark.fault(
     "readout/_predictions.py", '"predictive_variance": variance + noise_scale**2', '"predictive_variance": variance'
 )
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_the_same_hidden_weights_give_the_same_numbers_whatever_was_wrapped_and_fitted():
     """Draws of a collapsed chain, of a repriorised one (readout and base), of a plain one."""
     hidden = hidden_draws()
@@ -99,7 +99,7 @@ def test_four_ways_to_one_posterior():
             assert np.abs(z).max() < 4.5, (i, j, z)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_the_limit_is_that_of_the_gaussian_process():
     """Draws of the limit of a wide network, predicted from, against the process with its kernel in closed form."""
     from numpyro_wide import nn
@@ -122,7 +122,7 @@ def test_the_limit_is_that_of_the_gaussian_process():
         np.testing.assert_allclose(found["variance"].mean(0), np.diag(covariance), atol=0.02)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_guides_of_both_forms():
     for model in (COLLAPSED, REPRIORISED):
         guide = AutoNormal(model)

@@ -142,7 +142,7 @@ def test_wide_limit_draws_do_not_depend_on_the_regulariser():
     np.testing.assert_allclose(*draws, atol=5e-3)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_guide_draws_hold_the_fitted_readout():
     """Predictions from the guide's draws follow the data; NumPyro's own route falls back on the prior."""
     x, y = small_data()
@@ -162,7 +162,7 @@ def test_guide_draws_hold_the_fitted_readout():
     assert np.sqrt(np.mean((trapped - y) ** 2)) > 1.5 * error
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_marginal_distribution():
     """Its sampler has the covariance that its density has, and batches of values work."""
     rng = np.random.default_rng(0)

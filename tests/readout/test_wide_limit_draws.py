@@ -105,7 +105,7 @@ def test_a_prior_far_from_the_posterior_is_told_of():
         assert wide_limit_draws(jax.random.key(0), model, 20, X, Y).pareto_shape > 0.7
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_under_jit_draws_are_weighted_on_request():
     model = wrapped(100, dist.LogNormal(0.0, 1.0))[1]
 

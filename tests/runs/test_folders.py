@@ -74,7 +74,7 @@ def folder(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path):
     folder, capacity = tmp_path / "run", 100_000
     rng, seen = np.random.default_rng(20), []
@@ -97,7 +97,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path):
 
 
 @pytest.mark.fault("runs/_pieces.py", '"run.lock"', 'f"{os.getpid()}.lock"')
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_second_process_is_refused(processes, folder):
     is_held = processes.Event()
     process = processes.Process(target=hold, args=(folder, is_held))
@@ -167,7 +167,7 @@ def test_damaged_files_are_refused_with_path_and_remedy(folder, file, damage):
             attempt()
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_draws_are_stored_once(tmp_path):
     first = short_run(tmp_path, 10).get_samples(group_by_chain=True)["mean"]
     files = {path.name: path.stat().st_size for path in tmp_path.glob("*.npy")}
@@ -188,7 +188,7 @@ def test_a_file_of_something_else_is_told(tmp_path):
 
 
 @pytest.mark.fault("runs/_pieces.py", "mcmc.post_warmup_state = None", "pass")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_the_next_one_its_warmup(tmp_path, monkeypatch):
     mcmc, append = chains(5), _pieces._append
 

@@ -15,6 +15,7 @@ from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.nn import FCN, NoiseNetwork, bnn
 from numpyro_wide.runs import init_to_optimum
 from tests.compilations import compilations
+from tests.marks import parametrize
 
 X = jnp.array([[1.0, 0.2], [0.3, -1.0], [-0.7, 0.4], [0.1, 2.0]])
 Y = jnp.array([1.0, -2.0, 0.5, 3.0])
@@ -84,7 +85,7 @@ def test_scales_are_held_at_their_medians_in_a_word():
 
 
 @pytest.mark.as_compiled
-@pytest.mark.parametrize("kernel", [NUTS, SplitHMC])
+@parametrize("kernel", [NUTS, SplitHMC], rest="slow")
 def test_chains_start_there(kernel):
     start = start_of(num_chains=2, num_steps=500, hold={"noise": 0.3})
     mcmc = MCMC(kernel(line, step_size=1e-6, adapt_step_size=False), num_warmup=0, num_samples=1, num_chains=2,

@@ -17,6 +17,7 @@ from numpyro_wide.diagnostics import to_arviz
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.readout import _predictive as _prediction_runs
 from numpyro_wide.runs import StoredDraws, reduced, run_in_pieces
+from tests.marks import parametrize
 
 X = jnp.linspace(-1, 1, 6)[:, None]
 Y = jnp.sin(3 * X[:, 0])
@@ -65,7 +66,7 @@ def equal(found, expected):
     ("kernel", "options"),
     [
         (SplitHMC, {}),
-        (NUTS, {}),
+        pytest.param(NUTS, {}, marks=pytest.mark.slow),
         pytest.param(SplitHMC, {"chain_method": "sequential", "thinning": 2}, marks=pytest.mark.slow),
     ],
     ids=["split", "nuts", "one chain after the other"],
@@ -118,12 +119,13 @@ def with_ratio(ratio):
 
 @pytest.mark.fault("runs/_pieces.py", "(stored.as_text(), extra_fields)", "(str(stored.out_info), extra_fields)")
 @pytest.mark.as_compiled
-@pytest.mark.parametrize(
+@parametrize(
     "kernel",
     [
         with_ratio,
         lambda ratio: reduced(with_ratio(1), drop="ratio", functions={"r": lambda draw: ratio * draw["mean"]}),
     ],
+    rest="slow",
     ids=["deterministic site", "function"],
 )
 def test_values_of_the_same_shape_computed_otherwise_are_not_mixed(tmp_path, kernel):
@@ -169,7 +171,7 @@ def test_a_potential_function_goes_on_with_another_kernel_object(tmp_path):
     np.testing.assert_array_equal(run(10).get_samples()["z"][:5], first)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_predictions_and_arviz_read_the_folder(monkeypatch, finished):
     stored = StoredDraws(finished)
     assert all(isinstance(draws, np.memmap) for draws in stored.get_samples().values())

@@ -60,7 +60,7 @@ def stored():
     return run(kernel).get_samples(group_by_chain=True)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_projections_and_function_values_are_those_of_the_full_draws(stored):
     assert set(stored) == {"hidden", "w", "scale", "function", *FUNCTIONS}
     weights = {name: stored[name] for name in ("hidden", "w")}

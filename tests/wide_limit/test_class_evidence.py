@@ -271,7 +271,7 @@ def test_a_start_from_other_scales_reaches_the_same_bound():
     np.testing.assert_allclose(warm.mean, cold.mean, atol=0.02)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_separable_labels_one_class_and_missing_classes_have_probabilities():
     separable = (X[:, 0] > 0).astype(float)
     options = {"labels": "logits", "num_restarts": 1}

@@ -310,7 +310,7 @@ def test_a_deep_network_is_the_composition_of_its_layers(x64):
         np.testing.assert_allclose(kernel(x, x.copy()), (nngp, ntk), rtol=1e-10)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_derivatives_of_a_deep_network_are_right(x64):
     x, direction, step = jnp.asarray(inputs(3)), jnp.asarray(inputs(3, seed=2)), 1e-5
 

@@ -253,7 +253,7 @@ def test_fit_finds_the_scales_of_networks_of_images():
     np.testing.assert_allclose(variance, np.diag(gram[20:, 20:] - explained), rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_repriorised_draws_of_a_cnn_tend_to_the_posterior_of_its_kernel():
     """Hron 2022, Proposition 2.2, by the wide-limit draws: the predictive mean, which nears as the network widens."""
     x, noise_scale = jnp.asarray(images(12, (4, 4), 1), jnp.float32), 0.2

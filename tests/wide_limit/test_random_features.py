@@ -81,7 +81,7 @@ def test_hidden_weights_are_those_of_the_networks_prior():
     assert np.abs(kernel - limit).max() < 0.5 * np.abs(limit).max()  # 150 features
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_many_test_rows_go_by_blocks(monkeypatch):
     whole = found().predict(X)
     monkeypatch.setattr("numpyro_wide._random_features._TEST_ROWS", 128)  # which does not divide 300

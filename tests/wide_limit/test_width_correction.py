@@ -102,7 +102,7 @@ def test_errors_are_those_of_repetitions(x64):
         np.testing.assert_allclose(np.std(values, axis=0), errors.mean(0), rtol=0.25)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_evidence_and_mean_of_networks_approach_it(x64):
     """Networks of 30 and 60 units, drawn from their prior: what they change is the correction over the width."""
     units, kernel, targets = units_and_targets(400_000)
