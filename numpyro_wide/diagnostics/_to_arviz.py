@@ -40,9 +40,10 @@ from numpyro_wide._traces import (
     startable,
     unwrap,
 )
-from numpyro_wide.readout._assumptions import Program, conjugate_form, read_run
+from numpyro_wide.readout._assumptions import conjugate_form, read_run
 from numpyro_wide.readout._draws import weights_of
 from numpyro_wide.readout._model import ReadoutModel, base_name
+from numpyro_wide.readout._programs import Program
 from numpyro_wide.readout._transform import base_transforms
 
 Draws = dict[str, Any]

@@ -9,16 +9,13 @@ almost every μ + δ is constant on all rays from μ. A branch that neither read
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from jax.core import eval_jaxpr, jaxprs_in_params
-from jax.extend.core import Primitive
-from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import are_known, is_known
@@ -26,62 +23,13 @@ from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, run_model, sample_sites, unwrap, values_of_type
 from numpyro_wide.linear_gaussian._row_blocks import map_rows
 from numpyro_wide.readout._model import ReadoutModel, ReadoutRun, ReadoutSites, normal_parameters, read_sites
+from numpyro_wide.readout._programs import Program, as_argument
 
 # A part of a model's run: one of these, or the log density of another site, (4, name), in the order of complaints.
 Part: TypeAlias = tuple[int, str]
 _FEATURES, _NOISE, _OBSERVATIONS, _OTHERS, _MEAN = (1, "features"), (2, "noise"), (3, "observations"), 4, (5, "mean")
 _DETERMINISTIC, _RUN, _MOVE = 6, (7, "run"), (8, "move")  # what else a program of a run computes
 Findings: TypeAlias = dict[Part, Array]  # whether the assumption holds; (0, why) for no derivative
-
-# Marks, in the trace of a program, a value that becomes one of its arguments.
-_value_of_site = Primitive("value_of_site")
-_value_of_site.def_abstract_eval(lambda value, *, place: value)
-
-
-class Program:
-    """A function of arrays as it is traced, whose results have names; without a gradient by what it closes over."""
-
-    def __init__(self, fn: Callable[..., dict[Any, Any]], *args: Any):
-        traced, self.results = jax.make_jaxpr(fn, return_shape=True)(*args)
-        values = [eqn for eqn in traced.eqns if eqn.primitive is _value_of_site]
-        self.places = [(*eqn.params["place"], eqn.outvars[0].aval) for eqn in values]
-        self._consts = jax.lax.stop_gradient(traced.consts)
-        self._jaxpr = traced.jaxpr.replace(
-            invars=[*traced.jaxpr.invars, *(eqn.outvars[0] for eqn in values)],
-            eqns=[eqn for eqn in traced.eqns if eqn.primitive is not _value_of_site],
-        )
-
-    def reads(self, name: Any) -> list[bool]:
-        """Return which arguments a result depends on."""
-        return dce_jaxpr(self._jaxpr, self._places_of([name]))[1]
-
-    def __call__(self, names: Sequence[Any], *args: Any) -> dict[Any, Any]:
-        """Compute some of the results."""
-        jaxpr, _ = dce_jaxpr(self._jaxpr, self._places_of(names), instantiate=True)
-        leaves = iter(eval_jaxpr(jaxpr, self._consts, *args))
-        shapes = {name: self.results[name] for name in names}
-        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-    def check_forward(self) -> None:
-        """Refuse forward derivatives of functions with reverse ones of their own, as JAX does once it compiles."""
-        if "custom_lin" in _primitives(self._jaxpr):
-            raise TypeError("forward-mode derivatives of a custom_vjp function.")
-
-    def _places_of(self, names: Sequence[Any]) -> list[bool]:
-        # As JAX sorts them.
-        return [name in names for name in sorted(self.results) for _ in jax.tree.leaves(self.results[name])]
-
-
-def _primitives(jaxpr: Any) -> set[str]:
-    """Return the names of a program's operations, those of its functions and loops included."""
-    inner = (names for eqn in jaxpr.eqns for names in map(_primitives, jaxprs_in_params(eqn.params)))
-    return {eqn.primitive.name for eqn in jaxpr.eqns}.union(*inner)
-
-
-def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:
-    """Return which entries of a function's result depend on its argument, as the traced program shows."""
-    program = Program(fn, argument)
-    return {name: any(program.reads(name)) for name in program.results}
 
 
 class _FreeValues(Messenger):
@@ -101,7 +49,7 @@ class _FreeValues(Messenger):
         if msg.get("_control_flow_done"):  # NumPyro's loops have made use of the value already
             self.are_all = False
         leaves, structure = jax.tree.flatten(msg["value"])
-        marked = [_value_of_site.bind(jnp.asarray(leaf), place=(name, index)) for index, leaf in enumerate(leaves)]
+        marked = [as_argument(leaf, (name, index)) for index, leaf in enumerate(leaves)]
         msg["value"] = jax.tree.unflatten(structure, marked)
 
 

@@ -17,10 +17,10 @@ from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_key, is_known, kind_of, listing, whole_number
 from numpyro_wide._compile import run_with_arguments, split
 from numpyro_wide._traces import Sites, abstract_sites, latent_sites, run_model, sample_sites
-from numpyro_wide.readout._assumptions import depends
 from numpyro_wide.readout._collapse import ReadoutMarginal
 from numpyro_wide.readout._model import Draws, ReadoutModel
 from numpyro_wide.readout._predictive import ReadoutPredictive
+from numpyro_wide.readout._programs import depends
 from numpyro_wide.readout._transform import base_transforms, weights_of_run
 
 # Draws of the prior for each that is asked for, where they are weighted.

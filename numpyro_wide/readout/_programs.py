@@ -1,0 +1,65 @@
+"""Functions of arrays as traced programs, of which any results are computed, and asked what they depend on."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.core import eval_jaxpr, jaxprs_in_params
+from jax.extend.core import Primitive
+from jax.interpreters.partial_eval import dce_jaxpr
+
+_argument = Primitive("argument")
+_argument.def_abstract_eval(lambda value, *, place: value)
+
+
+def as_argument(value: Any, place: tuple[Any, int]) -> Array:
+    """Make a value, in a function that is traced, one of the program's arguments, known by its place."""
+    return _argument.bind(jnp.asarray(value), place=place)
+
+
+class Program:
+    """A function of arrays as it is traced, whose results have names; without a gradient by what it closes over."""
+
+    def __init__(self, fn: Callable[..., dict[Any, Any]], *args: Any):
+        traced, self.results = jax.make_jaxpr(fn, return_shape=True)(*args)
+        values = [eqn for eqn in traced.eqns if eqn.primitive is _argument]
+        self.places = [(*eqn.params["place"], eqn.outvars[0].aval) for eqn in values]
+        self._consts = jax.lax.stop_gradient(traced.consts)
+        self._jaxpr = traced.jaxpr.replace(
+            invars=[*traced.jaxpr.invars, *(eqn.outvars[0] for eqn in values)],
+            eqns=[eqn for eqn in traced.eqns if eqn.primitive is not _argument],
+        )
+
+    def reads(self, name: Any) -> list[bool]:
+        """Return which arguments a result depends on."""
+        return dce_jaxpr(self._jaxpr, self._places_of([name]))[1]
+
+    def __call__(self, names: Sequence[Any], *args: Any) -> dict[Any, Any]:
+        """Compute some of the results."""
+        jaxpr, _ = dce_jaxpr(self._jaxpr, self._places_of(names), instantiate=True)
+        leaves = iter(eval_jaxpr(jaxpr, self._consts, *args))
+        shapes = {name: self.results[name] for name in names}
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    def check_forward(self) -> None:
+        """Refuse forward derivatives of functions with reverse ones of their own, as JAX does once it compiles."""
+        if "custom_lin" in _primitives(self._jaxpr):
+            raise TypeError("forward-mode derivatives of a custom_vjp function.")
+
+    def _places_of(self, names: Sequence[Any]) -> list[bool]:
+        # As JAX sorts them.
+        return [name in names for name in sorted(self.results) for _ in jax.tree.leaves(self.results[name])]
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    """Return the names of a program's operations, those of its functions and loops included."""
+    inner = (names for eqn in jaxpr.eqns for names in map(_primitives, jaxprs_in_params(eqn.params)))
+    return {eqn.primitive.name for eqn in jaxpr.eqns}.union(*inner)
+
+
+def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:
+    """Return which entries of a function's result depend on its argument, as the traced program shows."""
+    program = Program(fn, argument)
+    return {name: any(program.reads(name)) for name in program.results}
