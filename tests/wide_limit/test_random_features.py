@@ -116,6 +116,43 @@ def test_outputs_share_scales_and_architectures_are_compared():
     assert fitted.log_density(X_NEW, np.zeros((20, 2))).shape == (20,)
 
 
+@pytest.mark.fault("_random_features.py", "np.log(squares) - digamma(half)", "np.log(squares) - 3 * digamma(half)")
+@pytest.mark.fault("_random_features.py", "squares * np.exp(-mean) - 1", "squares * np.exp(-mean)")
+@pytest.mark.fault(
+    "_random_features.py",
+    "regression(fit, targets, noise_scale), log",
+    "regression(fit, targets, fit.noise_scale), log",
+)
+@parametrize("outputs", [(), (2,)], rest="slow")
+def test_noise_by_row_is_that_of_the_rows(outputs):
+    """Against the law that the rows were drawn from."""
+    rng = np.random.default_rng(1)
+    x, x_new = rng.uniform(-1.7, 1.7, size=(2000, 2)), rng.uniform(-1.5, 1.5, size=(1000, 2))
+
+    def law(x):
+        mean = np.sin(2 * x[:, 0])
+        return mean.reshape(-1, *(1 for _ in outputs)) * np.ones(outputs), 0.3 * np.exp(0.8 * x[:, 1])
+
+    def drawn(x):
+        mean, noise = law(x)
+        return mean + noise.reshape(-1, *(1 for _ in outputs)) * rng.normal(size=mean.shape)
+
+    settings = {"activation": "erf", "num_rows": 300, "width": 64, "num_draws": 4, "progress_bar": False}
+    fitted = fit_random_features(x, drawn(x), noise="by_row", **settings)
+    (mean, noise), y_new = law(x_new), drawn(x_new)
+    errors = np.log(fitted.noise_scale(x_new) / noise)
+    assert errors.shape == (1000,) and abs(errors.mean()) < 0.06 and errors.std() < 0.12
+    by_truth = norm(mean, noise.reshape(-1, *(1 for _ in outputs))).logpdf(y_new).reshape(1000, -1).sum(axis=1)
+    loss = by_truth - fitted.log_density(x_new, y_new)
+    assert loss.mean() < 0.03 * mean[0].size
+    variance, with_noise = (fitted.predict(x_new, with_noise=noisy)[1] for noisy in (False, True))
+    square = fitted.noise_scale(x_new).reshape(-1, *(1 for _ in outputs)) ** 2
+    np.testing.assert_allclose(with_noise - variance, np.broadcast_to(square, variance.shape), rtol=1e-8)
+    # Rows count by their noise: the function is known best where that is small.
+    is_noisy = noise > np.median(noise)
+    assert variance[is_noisy].mean() > 3 * variance[~is_noisy].mean()
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
