@@ -28,7 +28,7 @@ def in_row_blocks(rows: Rows, num_rows: int, block_size: int | None) -> Any:
     )
 
     def write(filled: Any, start: Array) -> tuple[Any, None]:
-        put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)  # noqa: E731
+        put = lambda operand, update: jax.lax.dynamic_update_slice_in_dim(operand, update, start, axis=0)  # noqa: E731
         return jax.tree.map(put, filled, block(start)), None
 
     return jax.lax.scan(write, empty, starts)[0]
@@ -69,7 +69,7 @@ BLOCK_BYTES = 2**26
 
 
 def is_mapped(draws: Mapping[str, Any]) -> bool:
-    """Tell whether some draws are to be read in blocks."""
+    """Whether any draws are memory-mapped, to be read in blocks."""
     return any(isinstance(values, np.memmap) for values in draws.values())
 
 

@@ -18,7 +18,7 @@ from numpyro.optim import Minimize
 from numpyro.util import not_jax_tracer
 
 from numpyro_wide._checks import are_known, check_key, progress, whole_number
-from numpyro_wide._compile import known_by, run_program, split
+from numpyro_wide._compile import cache_key, run_program, split
 from numpyro_wide._traces import abstract_sites, run_model, values_of_type
 from numpyro_wide.amortized._given import call_simulator, check_given, epochs, set_apart
 from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
@@ -451,7 +451,7 @@ class AmortizedForwardKL:
         """Return the compiled loop and held-out loss, and their arrays."""
         arrays, arguments = split((args, kwargs), Array)
         leaves, structure = jax.tree.flatten(arguments([Array] * len(arrays)))
-        key = structure, tuple(map(known_by, leaves))
+        key = structure, tuple(map(cache_key, leaves))
 
         def train(
             state: AmortizedState, num_steps: Array, arrays: list[Array], given: Draws | None, **options: Any

@@ -31,7 +31,7 @@ from numpyro_wide._checks import (
     warn_if_stuck,
     whole_number,
 )
-from numpyro_wide._compile import is_traced, known_by, run_program, split
+from numpyro_wide._compile import cache_key, is_traced, run_program, split
 from numpyro_wide._traces import abstract_sites, latent_sites, observed_sites
 from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, RowFeatures
 from numpyro_wide.machine import double_precision
@@ -439,7 +439,7 @@ class ReadoutPredictive:
         """Compute, by a program that is traced once for what is no array, and types."""
         arrays, join = split(data)
         rest, structure = jax.tree.flatten(join([Array] * len(arrays)))
-        key = what, structure, *map(known_by, rest)
+        key = what, structure, *map(cache_key, rest)
         compute = self._functions.setdefault(key, lambda arrays: getattr(self._way, what)(join(arrays)))
         return run_program(compute, arrays)
 
