@@ -17,7 +17,7 @@ from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved
 from numpyro_wide.diagnostics._to_arviz import Arguments
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._assumptions import check_at, conjugate_form
-from numpyro_wide.readout._draws import StandardNormalBase, learnt_at_any_width, log_weight
+from numpyro_wide.readout._draws import StandardNormalBase, log_weight, non_vanishing_updates
 from numpyro_wide.readout._model import ReadoutModel
 from numpyro_wide.surrogates import mean_kernel
 from numpyro_wide.wide_limit._gp import gp_log_evidence
@@ -249,7 +249,7 @@ _FEWEST, _MOST = 20, 500  # its draws
 def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
-    if "noise" in learnt_at_any_width(model, args, kwargs):
+    if "noise" in non_vanishing_updates(model, args, kwargs):
         return np.nan
     kernel_key, *draw_keys = random.split(rng_key, 3)
     sites = abstract_sites(model.fn, args, kwargs)
