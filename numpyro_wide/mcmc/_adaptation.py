@@ -38,7 +38,7 @@ class AdaptState(NamedTuple):
 
 
 def window_position(step: Array, num_warmup: Array, percentages: tuple[int, ...]) -> tuple[Array, Array]:
-    """Tell whether a step's draw counts for the preconditioner, and whether it is the last one of a window.
+    """Whether a step's draw counts for the preconditioner, and whether it ends a window.
 
     The first window begins at the first of these percentages of warmup; at each of the others a window ends. Shorter
     warmups than MIN_WARMUP have none.
@@ -73,9 +73,9 @@ def from_real_line(real: Array, max_step_size: float | None) -> Array:
     return jnp.clip(max_step_size * jax.nn.sigmoid(real), limits.tiny, max_step_size)
 
 
-def steps_along(length: Array | float, step_size: Array, most: int = FARTHEST) -> Array:
-    """Return the number of steps that come nearest to a length, at least one and at most ``most``."""
-    return jnp.clip(jnp.round(length / step_size), 1, most).astype(jnp.result_type(int))
+def steps_along(length: Array | float, step_size: Array, max_steps: int = FARTHEST) -> Array:
+    """Return the number of steps that come nearest to a length, at least one and at most ``max_steps``."""
+    return jnp.clip(jnp.round(length / step_size), 1, max_steps).astype(jnp.result_type(int))
 
 
 # While acceptance is below the target by this much, every fourth step of warmup is a probe, with eight times the step
@@ -93,7 +93,7 @@ class Averaging(NamedTuple):
     step: Array
     average: Array  # of the steps, weighted towards the latest
     error: Array  # mean of target less acceptance
-    number: Array  # of averaged steps
+    num_averaged: Array  # steps
     center: Array  # to which the steps are drawn
     heading: Array  # of a search: 1 doubles, −1 halves, 0 is not known yet; FOUND after it
     accept_prob: Array  # mean of the latest steps
@@ -112,18 +112,18 @@ class AcceptanceRule(NamedTuple):
 
     def start(self, step_size: Array, *, searches: bool) -> Averaging:
         """Start at a step size."""
-        none = jnp.zeros_like(step_size)
-        return self._fresh(to_real_line(step_size, self.max_step_size), searches, none + self.target, none + LARGEST)
+        zero = jnp.zeros_like(step_size)
+        return self._fresh(to_real_line(step_size, self.max_step_size), searches, zero + self.target, zero + LARGEST)
 
     def restart(self, state: Averaging) -> Averaging:
         """Start again in other units, in which the latest step size is a start and no more."""
         return self._fresh(state.step, False, state.accept_prob, state.probe_error)
 
     def _fresh(self, step: Array, searches: bool, accept_prob: Array, probe_error: Array) -> Averaging:
-        none = jnp.zeros_like(step)
-        heading = none if searches else jnp.full_like(none, FOUND)
+        zero = jnp.zeros_like(step)
+        heading = zero if searches else jnp.full_like(zero, FOUND)
         # Like Hoffman & Gelman 2014, pull the iterates towards more than the first step: large steps are cheap to test.
-        return Averaging(step, step, none, none, step + math.log(2), heading, accept_prob, probe_error)
+        return Averaging(step, step, zero, zero, step + math.log(2), heading, accept_prob, probe_error)
 
     def is_probe(self, state: Averaging, step: Array) -> Array:
         """Whether a step of warmup is a probe."""
@@ -137,11 +137,11 @@ class AcceptanceRule(NamedTuple):
     def update(self, state: Averaging, energy_error: Array, square_error: Array, is_probe: Array) -> Averaging:
         """Learn from one step of warmup, of this energy error and mean square error per dimension."""
         accept_prob = jnp.exp(-jnp.maximum(energy_error, 0.0))
-        shown = jnp.minimum(jnp.abs(energy_error), LARGEST)
+        probe_error = jnp.minimum(jnp.abs(energy_error), LARGEST)
         if self.max_step_size is not None:  # a probe that the bound makes smaller shows nothing
             is_bounded = PROBE_FACTOR * from_real_line(state.step, self.max_step_size) > self.max_step_size
-            shown = jnp.where(is_bounded, LARGEST, shown)
-        probed = state._replace(probe_error=state.probe_error + LATEST_PROBE * (shown - state.probe_error))
+            probe_error = jnp.where(is_bounded, LARGEST, probe_error)
+        probed = state._replace(probe_error=state.probe_error + LATEST_PROBE * (probe_error - state.probe_error))
         state = state._replace(accept_prob=state.accept_prob + LATEST * (accept_prob - state.accept_prob))
         averaged = self._average(state, jnp.where(self._is_rounding(state), self.target + LIFT, accept_prob))
         return select(is_probe, probed, select(state.heading == FOUND, averaged, self._search(state, accept_prob)))
@@ -155,10 +155,10 @@ class AcceptanceRule(NamedTuple):
         return state.heading != FOUND
 
     def accepts(
-        self, state: Averaging, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int
+        self, state: Averaging, passes_metropolis: Array, energy_error: Array, is_adapting: Array, num_dimensions: int
     ) -> Array:
         """Whether a finite proposal becomes the next draw: by Metropolis; in warmup not refused by rounding alone."""
-        return is_drawn | (is_adapting & self._is_rounding(state) & (energy_error < MOST_ROUNDING))
+        return passes_metropolis | (is_adapting & self._is_rounding(state) & (energy_error < MOST_ROUNDING))
 
     def _falls_short(self, state: Averaging) -> Array:
         return (state.heading == FOUND) & (state.accept_prob < self.target - SHORTFALL)
@@ -167,21 +167,21 @@ class AcceptanceRule(NamedTuple):
         return self._falls_short(state) & (state.probe_error < MOST_ROUNDING)
 
     def _search(self, state: Averaging, accept_prob: Array) -> Averaging:
-        wanted = jnp.where(accept_prob > self.target, 1.0, -1.0)
-        goes_on = state.heading * wanted >= 0
-        step = jnp.where(goes_on, state.step + wanted * math.log(2), state.step)
+        direction = jnp.where(accept_prob > self.target, 1.0, -1.0)
+        goes_on = state.heading * direction >= 0
+        step = jnp.where(goes_on, state.step + direction * math.log(2), state.step)
         if self.max_step_size is not None:
             goes_on &= step < HIGHEST
             step = jnp.minimum(step, HIGHEST)
-        heading = jnp.where(goes_on, wanted, FOUND)
+        heading = jnp.where(goes_on, direction, FOUND)
         return state._replace(step=step, average=step, center=step + math.log(2), heading=heading)
 
     def _average(self, state: Averaging, accept_prob: Array) -> Averaging:
-        number = state.number + 1
-        error = state.error + (self.target - accept_prob - state.error) / (number + DELAY)
-        step = state.center - jnp.sqrt(number) / GAMMA * error
-        average = state.average + number**-DECAY * (step - state.average)
-        return state._replace(step=step, average=average, error=error, number=number)
+        num_averaged = state.num_averaged + 1
+        error = state.error + (self.target - accept_prob - state.error) / (num_averaged + DELAY)
+        step = state.center - jnp.sqrt(num_averaged) / GAMMA * error
+        average = state.average + num_averaged**-DECAY * (step - state.average)
+        return state._replace(step=step, average=average, error=error, num_averaged=num_averaged)
 
 
 # The law of an energy error has the tail that a step too large gives it; one of them must not empty the memory.
@@ -199,29 +199,29 @@ class Matching(NamedTuple):
     step_size: Array
     ratio: Array  # estimated mean square energy error at this step size, relative to the target
     weight: Array  # number of steps of which the ratio is a mean
-    num_seen: Array
+    num_steps: Array  # seen so far
 
 
 class EnergyRule(NamedTuple):
     """Bring the mean square of the energy error, per dimension, to a value.
 
-    The error of an integrator of second order grows like ε³ from step to step, its square like ε⁶; so each step's tells
-    what it would have been at another ε. The mean of these forgets the first half of what it has seen.
+    The error of an integrator of second order grows like ε³ from step to step, its square like ε⁶; so each step's
+    gives its value at another ε. The mean of these forgets the first half of the steps.
     """
 
     square_error: float
 
     def start(self, step_size: Array, *, searches: bool) -> Matching:
         """Start at a step size."""
-        none = jnp.zeros_like(step_size)
-        return Matching(step_size, none, none, none)
+        zero = jnp.zeros_like(step_size)
+        return Matching(step_size, zero, zero, zero)
 
     def restart(self, state: Matching) -> Matching:
         """Start at the latest step size."""
         return self.start(state.step_size, searches=False)
 
     def is_probe(self, state: Matching, step: Array) -> Array:
-        """Return False: every step tells of all step sizes."""
+        """Return False: every step is informative about all step sizes."""
         return jnp.zeros((), bool)
 
     def probe_step_size(self, step_size: Array) -> Array:
@@ -231,21 +231,21 @@ class EnergyRule(NamedTuple):
     def update(self, state: Matching, energy_error: Array, square_error: Array, is_probe: Array) -> Matching:
         """Learn from one step of warmup."""
         ratio = jnp.minimum(square_error / self.square_error, MOST_OF_A_RATIO)
-        weight = jnp.minimum(state.weight, jnp.maximum(SHORTEST_MEMORY, MEMORY * state.num_seen)) + 1
+        weight = jnp.minimum(state.weight, jnp.maximum(SHORTEST_MEMORY, MEMORY * state.num_steps)) + 1
         mean = state.ratio + (ratio - state.ratio) / weight
         factor = jnp.clip(jnp.maximum(mean, 1e-6) ** (-1 / 6), 0.5, 2.0)
-        return Matching(factor * state.step_size, mean * factor**6, weight, state.num_seen + 1)
+        return Matching(factor * state.step_size, mean * factor**6, weight, state.num_steps + 1)
 
     def step_size(self, state: Matching, is_last: Array) -> Array:
         """Return the step size to continue with."""
         return state.step_size
 
     def is_searching(self, state: Matching) -> Array:
-        """Return False: every step tells of all step sizes."""
+        """Return False: every step is informative about all step sizes."""
         return jnp.zeros((), bool)
 
     def accepts(
-        self, state: Matching, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int
+        self, state: Matching, passes_metropolis: Array, energy_error: Array, is_adapting: Array, num_dimensions: int
     ) -> Array:
         """Whether a finite proposal becomes the next draw: always, but for gross errors in warmup."""
         # A step that is still too large throws an uncorrected chain away before it can be adapted.

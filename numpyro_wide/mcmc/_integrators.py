@@ -213,7 +213,7 @@ def isokinetic_step(
     flow (:eq:`isokinetic-error`).
     """
     half = 0.5 * direction.size**0.5 * step_size
-    before = point.potential_energy
+    start_energy = point.potential_energy
 
     def body(i: Array, carry: tuple[Point, Array, Array]) -> tuple[Point, Array, Array]:
         point, direction, stretched = carry
@@ -222,10 +222,10 @@ def isokinetic_step(
         return evaluate(point.z + half * (scale * direction)), direction, stretched + change
 
     # A loop, so that the gradient is compiled once.
-    point, direction, stretched = jax.lax.fori_loop(0, 2, body, (point, direction, jnp.zeros_like(before)))
+    point, direction, stretched = jax.lax.fori_loop(0, 2, body, (point, direction, jnp.zeros_like(start_energy)))
     direction, change = isokinetic_kick(direction, scale * point.z_grad, OUTER_KICK * step_size)
     # The two energies are large, and what is left of them small: their difference first.
-    return point, direction, (point.potential_energy - before) + (stretched + change)
+    return point, direction, (point.potential_energy - start_energy) + (stretched + change)
 
 
 def _log_cosh_plus(angle: Array, cos: Array) -> Array:
