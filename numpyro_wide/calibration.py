@@ -24,7 +24,6 @@ from numpyro_wide._checks import (
     whole_number,
 )
 from numpyro_wide._traces import run_model, sample_sites
-from numpyro_wide.amortized._given import check_given
 from numpyro_wide.amortized._simulation import (
     Draws,
     bound,
@@ -38,6 +37,7 @@ from numpyro_wide.amortized._simulation import (
     simulate,
     site_names,
 )
+from numpyro_wide.amortized._training_data import check_simulations
 
 __all__ = [
     "c2st",
@@ -463,7 +463,8 @@ def from_guide(
         joint = lax.map(lambda key: simulate(model, key, names), keys)
     else:
         joint = {
-            name: jnp.asarray(v[:num_simulations]) for name, v in check_given(simulations, model_sites, names).items()
+            name: jnp.asarray(v[:num_simulations])
+            for name, v in check_simulations(simulations, model_sites, names).items()
         }
         num_simulations = len(joint[names[0]])
     data = {name: joint[name] for name in names}

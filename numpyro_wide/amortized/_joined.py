@@ -46,9 +46,9 @@ class JoinedGuides(AutoAmortized):
         def guide(values: Draws) -> Draws:
             return self.member(values, *args, **kwargs)
 
-        def log_prob(before: Draws, name: str, value: Array) -> Array:
+        def log_prob(previous: Draws, name: str, value: Array) -> Array:
             def single(params: dict[str, Any]) -> Array:
-                latents = {**before, name: value}
+                latents = {**previous, name: value}
                 return log_density(run_guide(guide, draw_key, params | constants, observed_values, latents))
 
             log_probs = jax.vmap(single)(members)
