@@ -93,7 +93,7 @@ class Averaging(NamedTuple):
     step: Array
     average: Array  # of the steps, weighted towards the latest
     error: Array  # mean of target less acceptance
-    num_averaged: Array  # steps
+    number: Array  # of averaged steps
     center: Array  # to which the steps are drawn
     heading: Array  # of a search: 1 doubles, −1 halves, 0 is not known yet; FOUND after it
     accept_prob: Array  # mean of the latest steps
@@ -177,11 +177,11 @@ class AcceptanceRule(NamedTuple):
         return state._replace(step=step, average=step, center=step + math.log(2), heading=heading)
 
     def _average(self, state: Averaging, accept_prob: Array) -> Averaging:
-        num_averaged = state.num_averaged + 1
+        num_averaged = state.number + 1
         error = state.error + (self.target - accept_prob - state.error) / (num_averaged + DELAY)
         step = state.center - jnp.sqrt(num_averaged) / GAMMA * error
         average = state.average + num_averaged**-DECAY * (step - state.average)
-        return state._replace(step=step, average=average, error=error, num_averaged=num_averaged)
+        return state._replace(step=step, average=average, error=error, number=num_averaged)
 
 
 # The law of an energy error has the tail that a step too large gives it; one of them must not empty the memory.
@@ -199,7 +199,7 @@ class Matching(NamedTuple):
     step_size: Array
     ratio: Array  # estimated mean square energy error at this step size, relative to the target
     weight: Array  # number of steps of which the ratio is a mean
-    num_steps: Array  # seen so far
+    num_seen: Array
 
 
 class EnergyRule(NamedTuple):
@@ -231,10 +231,10 @@ class EnergyRule(NamedTuple):
     def update(self, state: Matching, energy_error: Array, square_error: Array, is_probe: Array) -> Matching:
         """Learn from one step of warmup."""
         ratio = jnp.minimum(square_error / self.square_error, MOST_OF_A_RATIO)
-        weight = jnp.minimum(state.weight, jnp.maximum(SHORTEST_MEMORY, MEMORY * state.num_steps)) + 1
+        weight = jnp.minimum(state.weight, jnp.maximum(SHORTEST_MEMORY, MEMORY * state.num_seen)) + 1
         mean = state.ratio + (ratio - state.ratio) / weight
         factor = jnp.clip(jnp.maximum(mean, 1e-6) ** (-1 / 6), 0.5, 2.0)
-        return Matching(factor * state.step_size, mean * factor**6, weight, state.num_steps + 1)
+        return Matching(factor * state.step_size, mean * factor**6, weight, state.num_seen + 1)
 
     def step_size(self, state: Matching, is_last: Array) -> Array:
         """Return the step size to continue with."""
