@@ -66,7 +66,7 @@ def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, h
 
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Tell whether a shape broadcasts to another."""
+    """Whether a shape broadcasts to another."""
     try:
         return np.broadcast_shapes(shape, target) == target
     except ValueError:
