@@ -52,8 +52,8 @@ class RandomFeatures:
             mean and variance, (m,) or (m, k) each.
         """
         blocks = self._moments(self.fit.checked_rows(x_new))
-        moments = [_mixture.moments(mean, variance, self.weights) for _, mean, variance in blocks]
-        mean, variance = map(np.concatenate, zip(*moments, strict=True))
+        parts = [_mixture.moments(mean, variance, self.weights) for _, mean, variance in blocks]
+        mean, variance = map(np.concatenate, zip(*parts, strict=True))
         return mean, variance + (self.fit.noise_scale**2 if with_noise else 0.0)
 
     def log_density(self, x_new: ArrayLike, y_new: ArrayLike) -> np.ndarray:
@@ -65,12 +65,12 @@ class RandomFeatures:
         """
         x_new = self.fit.checked_rows(x_new)
         targets = checked_targets(y_new, (len(x_new), *self.fit.targets.shape[1:]))
-        log_densities = []
+        found = []
         for rows, mean, variance in self._moments(x_new):
             by_entry = _mixture.component_log_density(targets[rows], mean, variance + self.fit.noise_scale**2)
             by_row = by_entry.reshape(*by_entry.shape[:2], -1).sum(axis=2)
-            log_densities.append(_mixture.log_average(by_row, self.weights))
-        return np.concatenate(log_densities)
+            found.append(_mixture.log_average(by_row, self.weights))
+        return np.concatenate(found)
 
     def _moments(self, x_new: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """Yield blocks of rows, with means and variances by draw, (draws, rows, ...)."""
@@ -80,9 +80,9 @@ class RandomFeatures:
             # Filled up, for one program.
             filled = np.resize(x_new[rows], (size, x_new.shape[1]))
             with double_precision():
-                predictions = self.predictive(jax.random.key(0), jnp.asarray(filled))
-            num_rows = len(x_new[rows])
-            yield rows, np.asarray(predictions["mean"])[:, :num_rows], np.asarray(predictions["variance"])[:, :num_rows]
+                found = self.predictive(jax.random.key(0), jnp.asarray(filled))
+            kept = len(x_new[rows])
+            yield rows, np.asarray(found["mean"])[:, :kept], np.asarray(found["variance"])[:, :kept]
 
 
 def fit_random_features(
@@ -138,10 +138,9 @@ def fit_random_features(
         >>> rng = np.random.default_rng(0)
         >>> x = rng.normal(size=(3000, 2))
         >>> y = np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=3000)
-        >>> options = {"activation": "erf", "num_rows": 100, "width": 64, "num_draws": 2, "progress_bar": False}
-        >>> posterior = fit_random_features(x, y, **options)
-        >>> mean, variance = posterior.predict(np.zeros((5, 2)))
-        >>> mean.shape, posterior.log_density(x[:5], y[:5]).shape
+        >>> found = fit_random_features(x, y, activation="erf", num_rows=100, width=64, num_draws=2, progress_bar=False)
+        >>> mean, variance = found.predict(np.zeros((5, 2)))
+        >>> mean.shape, found.log_density(x[:5], y[:5]).shape
         ((5,), (5,))
     """
     from numpyro_wide.nn._models import bnn  # which brings flax
@@ -158,10 +157,10 @@ def fit_random_features(
     width, num_draws = whole_number("width", width), whole_number("num_draws", num_draws)
     if fit is None:
         num_rows = min(whole_number("num_rows", num_rows), len(inputs))
-        rows = np.sort(np.random.default_rng(seed).choice(len(inputs), num_rows, replace=False))
+        some = np.sort(np.random.default_rng(seed).choice(len(inputs), num_rows, replace=False))
         options = {"activation": activation, "depth": depth, "input_scale": input_scale, "seed": seed}
         options |= {"structure": structure, "order": order, "progress_bar": progress_bar}
-        fit = fit_scales(inputs[rows], targets[rows], **options)
+        fit = fit_scales(inputs[some], targets[some], **options)
     _check_fit(fit, inputs, targets)
     num_outputs = None if targets.ndim == 1 else targets.shape[1]
     if fit.network is None:
@@ -174,8 +173,8 @@ def fit_random_features(
     with double_precision():
         args = jnp.asarray(inputs), jnp.asarray(targets)
         # One row is enough to draw hidden weights.
-        prior_draws = Predictive(model, num_samples=num_draws)(jax.random.key(seed), args[0][:1])
-        draws = {name: values for name, values in prior_draws.items() if name.startswith("hidden.")}
+        drawn = Predictive(model, num_samples=num_draws)(jax.random.key(seed), args[0][:1])
+        draws = {name: values for name, values in drawn.items() if name.startswith("hidden.")}
         predictive = ReadoutPredictive(wrapped, draws, args, progress_bar=progress_bar)
         log_evidence = np.asarray(predictive.log_evidence())
     _, shape = pareto_smoothed(log_evidence)
