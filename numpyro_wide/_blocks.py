@@ -56,13 +56,13 @@ def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int) -> An
     def step(current: Any, index: Array) -> tuple[Any, Any]:
         return batch(index + 1), jax.vmap(function)(current)
 
-    def put_together(batches: Array) -> Array:
+    def concatenate(batches: Array) -> Array:
         flat = batches.reshape(num_batches * size, *batches.shape[2:])
         repeated = len(flat) - num_draws
         return jnp.concatenate([flat[:-size], flat[repeated - size :]]) if repeated else flat
 
     _, results = jax.lax.scan(step, batch(0), jnp.arange(num_batches))
-    return jax.tree.map(put_together, results)
+    return jax.tree.map(concatenate, results)
 
 
 BLOCK_BYTES = 2**26

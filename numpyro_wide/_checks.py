@@ -84,7 +84,7 @@ def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str =
 
 
 def check_level(level: Any) -> None:
-    """Refuse what is no number between 0 and 1."""
+    """Refuse anything but a number between 0 and 1."""
     if not _is_real(level):
         raise TypeError(f"level must be a number, such as 0.9 for 90 %, but got {level!r}.")
     if not 0 < level < 1:
@@ -92,7 +92,7 @@ def check_level(level: Any) -> None:
 
 
 def check_levels(name: str, levels: Sequence[Any]) -> None:
-    """Refuse several levels that are no numbers between 0 and 1."""
+    """Refuse levels that are not all numbers between 0 and 1."""
     if not all(map(_is_real, levels)):
         raise TypeError(f"{name} must be numbers, such as (0.05, 0.95), but got {levels!r}.")
     if not all(0 < level < 1 for level in levels):
@@ -182,7 +182,7 @@ def check_finite(name: str, value: Any) -> None:
 
 
 def check_ranks(name: str, ranks: np.ndarray, num_draws: int) -> None:
-    """Refuse what is no array (num_simulations, ...) of ranks among a number of draws."""
+    """Refuse anything but an array (num_simulations, ...) of ranks among ``num_draws`` draws."""
     if ranks.ndim == 0 or len(ranks) == 0:
         raise ValueError(f"{name} must be an array (num_simulations, ...), but the shape is {ranks.shape}.")
     is_rank = (ranks >= 0) & (ranks <= num_draws) & (ranks == np.rint(ranks))

@@ -15,11 +15,11 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from numpyro_wide._checks import is_tracing
 
-# Compiled, by their text and what it does not say, the oldest first.
+# Compiled programs by their text, and by what the text does not show; the oldest first.
 _PROGRAMS: dict[Any, Callable] = {}
 _MAX_PROGRAMS = 256
 _LOCK = Lock()
-# By what JAX has traced, which it keeps as long as a function lives: a function is lowered once.
+# The same by the traced function, which JAX keeps as long as the function lives: it is lowered once.
 _PROGRAMS_BY_TRACE: WeakKeyDictionary[Any, dict[Any, Callable]] = WeakKeyDictionary()
 # Half of LLVM's work takes three quarters of the time of compilation, for code as fast or faster wherever measured.
 _CPU_OPTIONS = {"xla_backend_optimization_level": "1"}
@@ -87,7 +87,7 @@ def _compiled_once(
 
 
 def _host_functions(jaxpr: Any) -> Iterator[Any]:
-    """Yield keys of what a program calls in Python, or prints."""
+    """Yield keys of a program's calls of Python, and of its prints."""
     for equation in jaxpr.eqns:
         params = jax.tree.leaves(equation.params)
         if "callback" in equation.primitive.name or equation.primitive.name == "debug_print":
@@ -100,7 +100,7 @@ def _host_functions(jaxpr: Any) -> Iterator[Any]:
 
 
 class _ByIdentity:
-    """Key of an object that is equal to nothing but itself, which it holds."""
+    """Key that holds an object, and equals the keys of this object alone."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -113,7 +113,7 @@ class _ByIdentity:
 
 
 def cache_key(value: Any) -> Any:
-    """Return a key of something that is part of a program: functions are themselves, NumPy's arrays their numbers."""
+    """Return the key of a constant of a program: of functions by identity, of NumPy's arrays by their numbers."""
     if isinstance(value, MethodType):
         return _ByIdentity(value.__self__), _ByIdentity(value.__func__)
     if isinstance(value, np.ndarray):
@@ -163,12 +163,12 @@ def split(tree: Any, array_types: Any = Array | np.ndarray) -> tuple[list[Any], 
 
 
 def run_with_arguments(fn: Callable, arguments: Any, *trees: Any, quick: bool = False) -> Any:
-    """Run ``fn(arguments, *trees)`` compiled; what is no array among the arguments is part of the program."""
+    """Run ``fn(arguments, *trees)`` compiled; arguments other than arrays are part of the program."""
     arrays, join = split(arguments)
     return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees, quick=quick)
 
 
-def is_one_by_one() -> bool:
+def is_sequential() -> bool:
     """Whether chains take their turns within a program, as they do on one processor.
 
     XLA's batched products of small matrices are slow there: a gradient of four chains took up to five times as long at
@@ -180,6 +180,6 @@ def is_one_by_one() -> bool:
 
 def over_chains(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Map a function over the leading axis of all leaves of its arguments, as ``jax.vmap`` does."""
-    if is_one_by_one():
+    if is_sequential():
         return lambda *chains: jax.lax.map(lambda chain: fn(*chain), chains)
     return jax.vmap(fn)

@@ -175,7 +175,7 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
     num_draws = whole_number("num_draws", num_draws)
     ranks = real_array("ranks", ranks)
     check_ranks("ranks", ranks, num_draws)
-    return _of_ranks(ranks, num_draws).p_value
+    return _rank_coverage(ranks, num_draws).p_value
 
 
 def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
@@ -289,11 +289,11 @@ def expected_coverage(
     num_draws = simulations.num_draws
     check_one_of("region", region, ("central", "hpd"))
     if region == "hpd":
-        return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
+        return {"joint": _rank_coverage(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
     if num_draws < 2:
         raise ValueError("central intervals run between two draws, but there is one draw for each simulation.")
     ranks = sbc_ranks(simulations, rng_key=rng_key)
-    return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}
+    return {name: _central_coverage(values, num_draws) for name, values in ranks.items()}
 
 
 def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None) -> Coverage:
@@ -327,7 +327,7 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
     points = uniform if references is None else _flat_references(references, simulations.truth)
     to_truth = np.sum(np.square((truth - points) / scale), axis=-1)
     to_draws = np.sum(np.square((draws - points[:, None]) / scale), axis=-1)
-    return _of_ranks(_rank(to_truth, to_draws, rng), simulations.num_draws)
+    return _rank_coverage(_rank(to_truth, to_draws, rng), simulations.num_draws)
 
 
 def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = True) -> float:
@@ -385,14 +385,14 @@ def _vectors(name: str, draws: Any) -> np.ndarray:
     return _check_finite(name, _flat(arrays, sorted(arrays)))
 
 
-def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
+def _rank_coverage(ranks: np.ndarray, num_draws: int) -> Coverage:
     points = rank_grid(num_draws)
     num_inside = [np.sum(ranks < point, axis=0) for point in points]
     # P(rank < r) = r/(num_draws + 1)
     return _coverage(points / (num_draws + 1), num_inside, len(ranks))
 
 
-def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
+def _central_coverage(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of the intervals k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]

@@ -205,7 +205,7 @@ def plot_reliability(
     counts, hits = sizes[used], (is_right @ members)[used]
     heights, places = hits / counts, (confidence @ members)[used] / counts
     by_bin = zip(hits.astype(int), counts.astype(int), strict=True)
-    low, high = np.transpose([binomtest(*of_bin).proportion_ci(level) for of_bin in by_bin])
+    low, high = np.transpose([binomtest(*hits_and_count).proportion_ci(level) for hits_and_count in by_bin])
 
     ax = _axes_or_new(ax)
     edges = np.linspace(0, 1, len(sizes) + 1)

@@ -158,14 +158,14 @@ def mean_kernel(
         count = len(rows)
     arrays, rebuild = split((model_args, model_kwargs))
 
-    def of_draw(key: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
+    def features_of_draw(key: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
         args, kwargs = rebuild(arrays)
         return _scaled_features(run_model(model, args, kwargs, values=values, rng_key=key), features, readout)
 
     kernel: Any = 0.0
     for index, key in enumerate(random.split(rng_key, count)):
         values = {name: draws[index] for name, draws in fixed_draws.items()}
-        psi = np.asarray(run_program(of_draw, key, values, arrays), float)
+        psi = np.asarray(run_program(features_of_draw, key, values, arrays), float)
         if not np.isfinite(psi).all():
             raise ValueError(f"the features {features!r} must be finite, but those of a draw are not.")
         kernel = kernel + psi @ psi.T / count

@@ -77,7 +77,7 @@ def covariance_factors(outputs: Array, dim: int) -> tuple[Array, Array, Array]:
 
 
 def _split_outputs(outputs: Array, dim: int) -> tuple[Array, Array, Array, Array]:
-    """Return logits (k,), numbers (k, d), positive numbers (k, d), and what is below the diagonal (k, d, d)."""
+    """Return logits (k,), numbers (k, d), positive numbers (k, d), and strictly lower triangles (k, d, d)."""
     below = jnp.zeros((len(outputs), dim, dim), outputs.dtype)
     if outputs.shape[1] > 1 + 2 * dim:
         rows, columns = np.tril_indices(dim, -1)

@@ -316,7 +316,7 @@ def _joined(
 def _with_emulated(
     rng_key: Array, guide: AutoAmortized, args: tuple, simulations: Draws, held_out: int, num_steps: int | str
 ) -> dict[str, Any]:
-    """Put simulations by a network in front: a guide for the data, given the latents, of those that are trained on."""
+    """Put simulations by a network in front: a guide for the data given the latents, trained on the simulations."""
     fit_key, draw_key, noise_key = random.split(rng_key, 3)
     latents = guide.latents(run_model(guide.model, args))
     real = {name: np.asarray(simulations[name][:-held_out], float) for name in guide.observed}

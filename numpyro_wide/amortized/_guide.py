@@ -159,8 +159,10 @@ class AutoAmortized:
             latents, _ = self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())
         else:
             latents = self.latents(sites)
-        mend = f"Where others are nuisances, pass the guide sites={[name for name in latents if name in simulations]}."
-        refuse_missing("simulations", latents, simulations, "latent site", mend)
+        remedy = (
+            f"Where others are nuisances, pass the guide sites={[name for name in latents if name in simulations]}."
+        )
+        refuse_missing("simulations", latents, simulations, "latent site", remedy)
         return self._standardisation(simulations, latents)
 
     def _standardisation(self, simulations: Mapping[str, Any], latents: dict[str, "_Latent"]) -> dict[str, Any]:

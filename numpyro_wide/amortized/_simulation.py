@@ -148,18 +148,18 @@ def check_params(
     guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Mapping[str, Any]
 ) -> Sites:
     """Run the guide once, and refuse parameters that lack a site."""
-    kind, mend = "param and mutable sites of the guide", "Pass a trainer's run(...).params or get_params(state)."
+    kind, remedy = "param and mutable sites of the guide", "Pass a trainer's run(...).params or get_params(state)."
     if not isinstance(params, Mapping):
-        raise ValueError(f"params must be a dictionary of the {kind}, but got {kind_of(params)}. {mend}")
+        raise ValueError(f"params must be a dictionary of the {kind}, but got {kind_of(params)}. {remedy}")
     recorder = Recorder(guide)
     try:
         sites = run_guide(recorder, rng_key, params, observed_values)
     except Exception:
         # Such as NumPyro's assertion on a flax module's parameters and state.
-        refuse_missing("params", recorder.values, params, kind, mend)
+        refuse_missing("params", recorder.values, params, kind, remedy)
         raise
     recorded = [name for name, value in recorder.values.items() if value is not None]
-    refuse_missing("params", recorded, params, kind, mend)
+    refuse_missing("params", recorded, params, kind, remedy)
     return sites
 
 
@@ -175,10 +175,10 @@ class Recorder(Messenger):
             self.values[msg["name"]] = jax.tree.map(lambda leaf: leaf, msg["value"])
 
 
-def refuse_missing(role: str, names: Iterable[str], values: Any, kind: str = "observed site", mend: str = "") -> None:
+def refuse_missing(role: str, names: Iterable[str], values: Any, kind: str = "observed site", remedy: str = "") -> None:
     """Refuse anything but a dictionary with the named sites."""
     is_dictionary = isinstance(values, Mapping)
     if missing := [name for name in names if not is_dictionary or name not in values]:
         received = listing(values) if is_dictionary else kind_of(values)
-        message = f"{role} must be a dictionary with the {kind} {listing(missing)}, but got {received}. {mend}"
+        message = f"{role} must be a dictionary with the {kind} {listing(missing)}, but got {received}. {remedy}"
         raise ValueError(message.rstrip())

@@ -480,7 +480,7 @@ class AmortizedForwardKL:
         return *self._programs[key], arrays
 
     def _blocks(self, key: Array, stored: Draws | None) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple]]:
-        """Return the length of blocks of steps, the function that draws one, and that from an entry to a batch."""
+        """Return the length of blocks of steps, the function that draws one, and the map of an entry to a batch."""
         if stored is not None:
             return epochs(key, self._guide_sites(stored), self.batch_size)
         jaxpr = jax.make_jaxpr(lambda: self._batch(key, jnp.zeros((), jnp.int32)))()

@@ -79,7 +79,7 @@ def split_held_out(simulations: Draws, held_out: int, batch_size: int) -> tuple[
 def epochs(
     rng_key: Array, simulations: Draws, batch_size: int
 ) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple[Draws, Array]]]:
-    """Return an epoch's number of steps, the function from its first step to its entries, and that to a batch."""
+    """Return an epoch's number of steps, the map of its first step to its entries, and that of an entry to a batch."""
     num_simulations = len(next(iter(simulations.values())))
     length = num_simulations // batch_size
     # No step has this number.

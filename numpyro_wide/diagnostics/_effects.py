@@ -123,9 +123,9 @@ def effects(
     terms = network.terms(rows.shape[1])
     sizes = np.array([len(term) for term in terms])
     if isinstance(fit_or_predictive, WideLimitFit):
-        mean, sd, variances = _of_limit(fit_or_predictive, rows, terms, num_draws, rng_key)
+        mean, sd, variances = _limit_terms(fit_or_predictive, rows, terms, num_draws, rng_key)
     else:
-        mean, sd, variances = _of_network(fit_or_predictive, network, rows, terms, num_draws, rng_key)
+        mean, sd, variances = _network_terms(fit_or_predictive, network, rows, terms, num_draws, rng_key)
     shares = variances / variances.sum(axis=1, keepdims=True)
     contains = np.array([[column in term for column in range(rows.shape[1])] for term in terms], float)
     first, total = shares[:, sizes == 1] @ contains[sizes == 1], shares @ contains
@@ -169,7 +169,7 @@ def _rows_of(source: WideLimitFit | ReadoutPredictive, x: ArrayLike) -> np.ndarr
     return rows
 
 
-def _of_limit(fit: WideLimitFit, x: np.ndarray, terms: list[Term], num_draws: int, rng_key: Array) -> Terms:
+def _limit_terms(fit: WideLimitFit, x: np.ndarray, terms: list[Term], num_draws: int, rng_key: Array) -> Terms:
     """Return exact moments, averaged over draws of scales, and variances of drawn terms."""
     random = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     fits = fit.draws or (fit,)
@@ -240,7 +240,7 @@ def _products(factors: Sequence[np.ndarray]) -> np.ndarray:
     return reduce(lambda left, right: (left[:, :, None] * right[:, None, :]).reshape(len(left), -1), factors)
 
 
-def _of_network(
+def _network_terms(
     predictive: ReadoutPredictive,
     network: "AdditiveNetwork",
     x: np.ndarray,
@@ -256,13 +256,13 @@ def _of_network(
     points = np.concatenate([x, _points(network, x.shape[1])])
     features = site_function(model.fn, model.features, jnp.asarray(points))
 
-    def of_draw(draw: dict[str, Array], readouts: Array) -> tuple[Array, Array]:
+    def values_of_draw(draw: dict[str, Array], readouts: Array) -> tuple[Array, Array]:
         by_term = features(draw)[:, : math.prod(shape)].reshape(-1, *shape)
         weights = readouts[:, : math.prod(shape)].reshape(-1, *shape)
         values = jnp.einsum("ntw,ktw->ktn", by_term, weights, precision="highest")
         return values[..., : len(x)], jnp.var(values[..., len(x) :], axis=-1)
 
-    program = jax.jit(lambda *arguments: jax.lax.map(lambda draw: of_draw(*draw), arguments))
+    program = jax.jit(lambda *arguments: jax.lax.map(lambda draw: values_of_draw(*draw), arguments))
     values, variances = (np.asarray(array, float) for array in program(draws, readouts))
     return values.mean(axis=(0, 1)), values.std(axis=(0, 1)), variances.reshape(-1, len(terms))
 

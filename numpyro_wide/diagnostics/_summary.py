@@ -125,7 +125,7 @@ class RunSummary:
         return f"converged: {rhat}, {ess}" + ("; several chains would tell more" if self.num_chains == 1 else "")
 
     def _judged(self) -> list[_Entry]:
-        """Return the numbers by which the verdict goes: all sites' where the function is unknown."""
+        """Return the numbers that the verdict is based on: those of all sites where the function is unknown."""
         judged: dict[str, Any] = {} if self.function is None else {"the function": self.function}
         for name, site in self.sites.items():
             if self.function is None or not site.is_exchangeable:
@@ -287,7 +287,7 @@ def summary(
         num_draws=num_draws,
         num_parameters=sum(int(np.size(site["value"])) for site in latent_sites(run.sites).values()),
         num_features=run.sites[run.forms[0].features]["value"].shape[1] if run.forms else None,
-        **_of_sampler(fields, getattr(mcmc, "last_state", None)),
+        **_sampler_fields(fields, getattr(mcmc, "last_state", None)),
     )
 
 
@@ -375,7 +375,7 @@ def _drift(energy: np.ndarray) -> np.ndarray | None:
     return (first.mean(axis=1) - last.mean(axis=1)) / np.maximum(last.std(axis=1), 1.0)
 
 
-def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
+def _sampler_fields(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
     def last(name: str, default: Any = None) -> Any:
         return np.asarray(fields[name])[:, -1] if name in fields else getattr(state, name, default)
 

@@ -111,7 +111,7 @@ class FinishedRun:
         return next((form for form in forms if form is not None), None)
 
     def _readouts(self) -> Iterator[ReadoutModel]:
-        """Yield what may be the readout of a model that is not wrapped: a Normal site that fits recorded features."""
+        """Yield candidate readouts of a model that is not wrapped: Normal sites that fit recorded features."""
         for features, recorded in self.sites.items():
             shape = np.shape(recorded["value"])
             if recorded["type"] != "deterministic" or len(shape) != 2:
@@ -159,7 +159,7 @@ class FinishedRun:
         arrays, join = split(self.arguments)
         largest = max(int(np.size(site["value"])) for site in self.sites.values())
 
-        def of_block(arrays: list[Array], block: Draws) -> Any:
+        def map_block(arrays: list[Array], block: Draws) -> Any:
             return jax.lax.map(partial(jax.lax.map, lambda draw: single(draw, *join(arrays))), block)
 
         num_blocks = max(_NUM_BLOCKS, sum(values.nbytes for values in draws.values()) // BLOCK_BYTES)
@@ -171,7 +171,7 @@ class FinishedRun:
             block = {name: jnp.asarray(values[:, begin : begin + size]) for name, values in draws.items()}
             if program is None:
                 is_quick = largest * num_chains * num_draws < _MOST_QUICK
-                program = program_of(of_block, arrays, block, quick=is_quick)
+                program = program_of(map_block, arrays, block, quick=is_quick)
             results = jax.tree.map(np.asarray, program(arrays, block))
             by_block.append(jax.tree.map(lambda leaf, new=start - begin: leaf[:, new:], results))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *by_block)

@@ -173,7 +173,7 @@ def wide_enough(
 
 
 class _Weights:
-    """Log weights of draws but NaN, and values of the named sites."""
+    """Log weights of draws, without NaN, and values of the named sites."""
 
     def __init__(self, model: Callable, arguments: Arguments, names: Sequence[str], batch_size: int = 1):
         self.model, self.arguments, self.names, self.batch_size = model, arguments, names, batch_size

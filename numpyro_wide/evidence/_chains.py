@@ -33,12 +33,12 @@ class Target:
     def run(self, body: Callable, *arrays: Any, **options: Any) -> Any:
         """Return ``body(model, *arrays, **options)``, compiled."""
 
-        def of_data(data: list[Any], *arrays: Any) -> Any:
+        def program(data: list[Any], *arrays: Any) -> Any:
             args, kwargs = self._rebuild(data)
             return body(partial(self._model, *args, **kwargs), *arrays, **options)
 
-        of_data = self._functions.setdefault((body, *options.items()), of_data)
-        return run_program(of_data, self._data, *arrays)
+        program = self._functions.setdefault((body, *options.items()), program)
+        return run_program(program, self._data, *arrays)
 
 
 def prior_weights(target: Target, keys: Array, batch_size: int) -> np.ndarray:
@@ -94,7 +94,7 @@ def fit_gaussian(
     target: Target, state: KernelState, num_warmup: int, num_steps: int, bar: tqdm
 ) -> tuple[KernelState, Reference]:
     """Fit a Gaussian to posterior draws, in three windows after a warmup."""
-    reference = run_program(lambda state: Reference.start(_together(state).z), state)
+    reference = run_program(lambda state: Reference.start(_stacked_chains(state).z), state)
     # With the Gaussian to come, for one program.
     state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=WARM, reference=reference)
     for length in (num_steps // 4, num_steps // 4, num_steps - 2 * (num_steps // 4)):
@@ -149,7 +149,7 @@ def _advance(
         state, reference, recorded = carry
         state = over_states(step, state, betas)
         if reference is not None:
-            current, draws = reference, _together(state)
+            current, draws = reference, _stacked_chains(state)
             reference = jax.lax.cond(phase == _FIT, lambda: current.count_draw(draws), lambda: current)
         ratios = over_chains(over_chains(lambda z: _log_ratio(model, reference, z)))
         log_ratios = jax.lax.cond(phase == _RECORD, lambda: ratios(state.z), lambda: recorded[0])
@@ -173,7 +173,7 @@ def _gaussian_ratios(model: Callable, keys: Array, reference: Reference, like: P
     return jax.lax.map(ratio, keys, batch_size=batch_size)
 
 
-def _together(state: KernelState) -> KernelState:
+def _stacked_chains(state: KernelState) -> KernelState:
     """Stack chains along the unit axis, so that ``Reference`` pools them."""
     return state._replace(z=jax.tree.map(_as_units, state.z), z_grad=jax.tree.map(_as_units, state.z_grad))
 

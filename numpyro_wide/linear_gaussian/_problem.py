@@ -85,7 +85,7 @@ def as_test_features(test_features: ArrayLike, features: Array) -> Array:
 
 
 class ReadoutShapes:
-    """What dense and blocked problems share."""
+    """Shapes and checks that dense and blocked problems share."""
 
     features: Any
     targets: Array

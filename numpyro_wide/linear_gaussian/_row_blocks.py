@@ -197,26 +197,26 @@ def _backward(saved: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[S
             return problem.block(_filled(common, problem.common()), _filled(rows, block_rows))
 
         (features, targets), pull = jax.vjp(block, common, problem.read(rows, start))
-        of_features, alpha = slopes(features, targets)
-        of_common, of_rows = pull((jnp.where(is_new, of_features, 0), jnp.where(is_new, -alpha, 0)))
+        features_bar, alpha = slopes(features, targets)
+        common_bar, rows_bar = pull((jnp.where(is_new, features_bar, 0), jnp.where(is_new, -alpha, 0)))
         # In place: the derivative by whole arrays would cost as much for each block as for all.
-        by_row = jax.tree.map(lambda array, update: _add_rows(array, update, start), by_row, of_rows)
-        return (jax.tree.map(jnp.add, totals, of_common), by_row), None
+        by_row = jax.tree.map(lambda array, update: _add_rows(array, update, start), by_row, rows_bar)
+        return (jax.tree.map(jnp.add, totals, common_bar), by_row), None
 
     zeros = jax.tree.map(jnp.zeros_like, (common, rows))
     totals, _ = jax.lax.scan(step, zeros, problem.indices)
-    (of_constants, of_scale), (of_inputs, of_targets, of_noise) = jax.tree.map(
+    (constants_bar, scale_bar), (inputs_bar, targets_bar, noise_bar) = jax.tree.map(
         lambda x: (cotangent * x).astype(x.dtype), totals
     )
-    of_features = replace(problem.features, inputs=of_inputs, constants=of_constants)
-    of_variance = cotangent * _of_variance(problem, sums, precision)
-    return (StandardisedRows(of_features, of_targets, of_noise, of_scale, of_variance),)
+    features_bar = replace(problem.features, inputs=inputs_bar, constants=constants_bar)
+    variance_bar = cotangent * _variance_cotangent(problem, sums, precision)
+    return (StandardisedRows(features_bar, targets_bar, noise_bar, scale_bar, variance_bar),)
 
 
 log_evidence_by_blocks.defvjp(_forward, _backward)
 
 
-def _of_variance(problem: StandardisedRows, sums: Sums, precision: Array) -> Array:
+def _variance_cotangent(problem: StandardisedRows, sums: Sums, precision: Array) -> Array:
     r"""Return $\tfrac12 (\|\alpha\|^2 - k \operatorname{tr} K^{-1})$, (q,), from the sums."""
     num_rows, num_features = problem.features.shape
     squares = sums.quadratic / problem.variance - jnp.sum(sums.mean**2, axis=0) / problem.variance  # of alpha, (k,)

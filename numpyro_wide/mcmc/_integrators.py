@@ -133,8 +133,8 @@ def trajectory_shares(num_steps: int | Array) -> tuple[Array, Array]:
     """
     steps = jnp.asarray(num_steps, float)
     unit = steps / (steps - 2 + 2 * _FIRST_ROTATION)
-    of_two = jnp.array([_OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO, 1.0])
-    kicks = jnp.where(num_steps == 2, of_two, jnp.array([_FIRST_KICK, _SECOND_KICK, 1.0]) * unit)
+    two_kicks = jnp.array([_OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO, 1.0])
+    kicks = jnp.where(num_steps == 2, two_kicks, jnp.array([_FIRST_KICK, _SECOND_KICK, 1.0]) * unit)
     turns = jnp.where(num_steps <= 2, 1.0, jnp.array([_FIRST_ROTATION, 1.0]) * unit)
     return jnp.where(num_steps == 1, 0.5, kicks), turns
 

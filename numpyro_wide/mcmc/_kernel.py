@@ -20,12 +20,12 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key, nested_attrgetter
 
 from numpyro_wide._checks import as_floats, check_key, is_known, is_tracing, listing
-from numpyro_wide._compile import is_one_by_one, over_chains, program_of, run_program
+from numpyro_wide._compile import is_sequential, over_chains, program_of, run_program
 from numpyro_wide._traces import fixed_supports, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
-    FARTHEST,
-    LOST,
+    LOST_ERROR,
+    MAX_STEPS,
     AcceptanceRule,
     AdaptState,
     EnergyRule,
@@ -119,7 +119,7 @@ class KernelState(NamedTuple):
 
 def over_states(fn: Callable[..., Any], state: KernelState, *extras: Any) -> Any:
     """Map a function over states of chains, and the leading axis of ``extras``, as :func:`over_chains` does."""
-    if is_one_by_one():
+    if is_sequential():
         return over_chains(fn)(state, *extras)
     # One step number for all: with one each, the end of a window would be computed in every step, and thrown away.
     i, num_warmup = state.i[0], state.adapt_state.num_warmup[0]
@@ -542,7 +542,7 @@ class MetropolisKernel(MCMCKernel):
         is_warming_up = state.i < state.adapt_state.num_warmup
         current = point_of(state)
         proposal = self._propose(noise, current, state.r, self._settings(state, is_warming_up), evaluate)
-        # Every kernel's error has the gradient at the end in it: a point without one could not be left.
+        # Every kernel's error depends on the gradient at the end: a point without one could not be left.
         finite = jnp.isfinite(proposal.energy_error)
         # Infinite, so that the probability is exactly zero, and the step size adapts to the refusal.
         energy_error = jnp.where(finite, proposal.energy_error, jnp.inf)
@@ -578,7 +578,7 @@ class MetropolisKernel(MCMCKernel):
         step_size, num_steps, adapt_state = state.step_size, self._num_steps(state), state.adapt_state
         persistence = self._persistence_at(state)
         if self._adapt_step_size:
-            # A momentum that lives on would keep what a chain falls by, and is turned round where many steps are lost.
+            # A persistent momentum would keep the energy that a chain falls by, and turns round where steps are lost.
             is_falling = is_warming_up & (adapt_state.max_steps < num_steps)
             persistence = jnp.where(is_falling, 0.0, persistence)
             is_probe = is_warming_up & self._rule.is_probe(adapt_state.step_size_state, state.i)
@@ -596,8 +596,8 @@ class MetropolisKernel(MCMCKernel):
         if self._adapt_step_size:
             is_probe = self._rule.is_probe(adapt_state.step_size_state, state.i)
             updated: Any = self._rule.update(adapt_state.step_size_state, certain, square_error, is_probe)
-            is_short = (certain > LOST) & ~is_probe | self._rule.is_searching(updated)
-            max_steps = jnp.where(is_short, 1, jnp.minimum(2 * adapt_state.max_steps, FARTHEST))
+            is_short = (certain > LOST_ERROR) & ~is_probe | self._rule.is_searching(updated)
+            max_steps = jnp.where(is_short, 1, jnp.minimum(2 * adapt_state.max_steps, MAX_STEPS))
             next_size = self._round_step_size(self._rule.step_size(updated, state.i + 1 == adapt_state.num_warmup))
             step_size = jnp.where(is_warming_up, next_size, step_size)
             adapt_state = adapt_state._replace(step_size_state=updated, max_steps=max_steps)

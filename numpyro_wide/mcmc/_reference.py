@@ -34,7 +34,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def start(cls, z: PyTree) -> Self:
-        """Return N(0, I), with nothing seen and random directions, for positions like ``z``."""
+        """Return N(0, I), with an empty window of random directions, for positions like ``z``."""
         rows = _leaves(z)
         window = tuple(_random_directions(i, len(x), x.dtype) for i, x in enumerate(rows))
         mean = tuple(jnp.zeros_like(x[:, :1]) for x in rows)
@@ -56,7 +56,7 @@ class Reference(NamedTuple):
         )
 
     def close(self) -> Self:
-        """Return the Gaussian that the window measured, and start a window along the directions of its sketch."""
+        """Return the Gaussian that the window measured, with an empty window along the directions of its sketch."""
         current = zip(self.basis, self.mean, self.scale, strict=True)
         measured = [_measure(*leaf) for leaf in zip(self.window, self.moments, current, strict=True)]
         basis, mean, scale = (tuple(leaves) for leaves in zip(*measured, strict=True))

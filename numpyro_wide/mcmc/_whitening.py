@@ -28,7 +28,7 @@ class Whitening(NamedTuple):
 
     @classmethod
     def start(cls, z: PyTree, length: float, longest_window: int) -> Self:
-        """Return the identity and this length, with nothing seen."""
+        """Return the identity and this length, with an empty window."""
         flat = ravel_pytree(z)[0]
         traces = jnp.zeros((max(2, longest_window), min(NUM_PROJECTIONS, flat.size)))
         zero, zeros = jnp.zeros((), jnp.result_type(int)), jnp.zeros_like(flat)
@@ -48,7 +48,7 @@ class Whitening(NamedTuple):
         )
 
     def close(self, draw_length: Array, per_autocorrelation: float) -> Self:
-        """Return what the window measured, with nothing seen.
+        """Return the mass and the length that the window measured, with an empty window.
 
         ``draw_length`` is the length of a trajectory, ``per_autocorrelation`` the momentum length to have for an
         autocorrelation length of 1.
@@ -95,7 +95,7 @@ def autocorrelation_time(traces: Array, num_draws: Array) -> Array:
 
 
 def _project(flat: Array, num_projections: int) -> Array:
-    """Sum every so-many-eth entry under random signs, which are the same at every call."""
+    """Sum every ``num_projections``-th entry under random signs, the same at every call."""
     signs = jax.random.rademacher(jax.random.key(0), flat.shape, flat.dtype)
     padded = jnp.pad(signs * flat, (0, -flat.size % num_projections))
     return jnp.sum(padded.reshape(-1, num_projections), axis=0)

@@ -1,4 +1,4 @@
-"""What integrating a readout out assumes of a model, by structure, tangents and the values of a second run.
+"""Assumptions of integrating a readout out, checked by structure, tangents and the values of a second run.
 
 Given all other sites, the model's log density must be that of the readout's Normal prior, plus that of one Normal
 likelihood whose mean is features @ readout plus terms without the readout, plus terms without the readout. The model is
@@ -167,7 +167,7 @@ def _is_float(array: Array) -> bool:
 
 
 def _is_constant(at_mean: Array, displaced: Array, tangent: Array | None) -> Array:
-    """Return whether an array has no tangent and the same values, but for rounding; NaN is of the density, too."""
+    """Return whether an array has no tangent and the same values, but for rounding; NaN makes the density NaN."""
     if tangent is None:
         return jnp.all(at_mean == displaced)
     tolerance = 256 * jnp.finfo(at_mean.dtype).eps * jnp.maximum(jnp.abs(at_mean), 1.0)

@@ -23,7 +23,7 @@ from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.readout._programs import depends
 from numpyro_wide.readout._transform import base_transforms, weights_of_run
 
-# Draws of the prior for each that is asked for, where they are weighted.
+# Prior draws for each requested draw, where draws are weighted.
 _NUM_PROPOSALS = 10
 
 
@@ -207,9 +207,10 @@ def non_vanishing_updates(model: Callable, args: tuple, kwargs: dict[str, Any]) 
         return depending(lambda value: run(key, {**bases, base: value}), bases[base]) - {"noise"}
 
     reached = [reached_by(base) for base in bases]
-    beside = {name for names in reached if len(names) > 1 for name in names}  # one alone is the likelihood of the map
+    # A site that is reached alone is the likelihood of the map.
+    reached_beside = {name for names in reached if len(names) > 1 for name in names}
     by_prior_draws = depending(lambda key: run(key, bases), key).difference(*reached)
-    return {name: name in beside for name in by_prior_draws | beside}
+    return {name: name in reached_beside for name in by_prior_draws | reached_beside}
 
 
 class StandardNormalBase(Messenger):

@@ -95,7 +95,7 @@ class SiteRecorder(Messenger):
 
 
 class ReadoutSites(SiteRecorder):
-    """Handler that takes readout and features out of a model's run and notes what its likelihood is made of.
+    """Handler that takes readout and features out of a model's run, and records its likelihood.
 
     Their faults are raised by ``read_off``: a run without observations need not be right.
     """
@@ -154,7 +154,7 @@ class ReadoutSites(SiteRecorder):
                 self._note(self._take_observations, msg)
 
     def read_off(self) -> ReadoutRun:
-        """Return what was noted, once every named site has come; refuse what is wrong with it."""
+        """Return the run, once every named site has come; raise what is wrong with it."""
         if self.error is not None:
             raise self.error
         if self.likelihood is None or self.prior is None:
@@ -355,7 +355,7 @@ def only_value_handlers() -> Iterator[None]:
 
 
 def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -> None:
-    """Refuse a value of a readout that is no latent site; beside one of its base site it is let through."""
+    """Refuse a value of a readout that is no latent site, unless there is one of its base site."""
     for handler in _PYRO_STACK:
         data = getattr(handler, "data", None) or {}
         is_lost = isinstance(handler, condition | do) or (isinstance(handler, substitute) and base_site not in data)

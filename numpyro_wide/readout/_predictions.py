@@ -1,4 +1,4 @@
-"""Predictions from draws of a wrapped model: what is computed, draw by draw.
+"""Predictions from draws of a wrapped model: their computation, draw by draw.
 
 Both predictors, with the readout integrated out and through draws of all weights, have the same methods, which return
 results with a leading axis for the draws, or averages over them, and by draw whether the numbers are finite. Results
@@ -207,7 +207,7 @@ class Integrated(_Predictor):
             pairs = [read_run(self.model, values, *call) for call in data.calls]
             results = single(solved, *extra, *(run for run, _ in pairs))
             is_right = jnp.stack([is_right for _, is_right in pairs]).all()
-            return jax.tree.map(lambda leaf: _only_if(is_right, leaf), results)
+            return jax.tree.map(lambda leaf: _nan_unless(is_right, leaf), results)
 
         sizes = [run.features.size for run in self.shapes(data)]
         return self._over_draws(checked, (data.draws, data.solved, *extras), max(1, *sizes))
@@ -351,5 +351,5 @@ def _is_finite(fn: dist.Distribution) -> Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(fn)]).all()
 
 
-def _only_if(condition: Array, leaf: Array) -> Array:
+def _nan_unless(condition: Array, leaf: Array) -> Array:
     return leaf & condition if leaf.dtype == bool else jnp.where(condition, leaf, jnp.nan)

@@ -1,4 +1,4 @@
-"""Predictions from draws of a wrapped model: what the user holds."""
+"""Predictions from draws of a wrapped model: the interface for users."""
 
 import re
 import warnings
@@ -440,7 +440,7 @@ class ReadoutPredictive:
         return results, np.concatenate(is_finite)
 
     def _computed(self, method: str, data: PredictionInputs) -> Results:
-        """Compute, by a program that is traced once for what is no array, and types."""
+        """Run a method as a program, traced once for types and for all inputs but arrays."""
         arrays, join = split(data)
         static, structure = jax.tree.flatten(join([Array] * len(arrays)))
         key = method, structure, *map(cache_key, static)

@@ -63,7 +63,7 @@ class StoredDraws:
     def _get(self, group: str, group_by_chain: bool) -> Draws:
         if group not in self._mapped:
             self._mapped[group] = {
-                name.removeprefix(group): _as_made(_mapped(self.folder, name, self._ends, checksums))
+                name.removeprefix(group): _from_stored(_mapped(self.folder, name, self._ends, checksums))
                 for name, checksums in self._checksums.items()
                 if name.startswith(group)
             }
@@ -183,7 +183,7 @@ def _append(path: Path, draws: Any, start: int, total: int) -> int:
     """Write draws, (chain, draw, ...), to their places in a file with room for ``total``; return their checksum."""
     array = _as_stored(draws)
     end = start + array.shape[1]
-    with _room_needed_at(path):
+    with _without_unfinished(path):
         existing = np.load(path, mmap_mode="r") if start else array[:, :0]
         if not start or existing.shape[1] < end:
             unfinished = path.with_name(path.name + ".unfinished")
@@ -203,7 +203,7 @@ def _append(path: Path, draws: Any, start: int, total: int) -> int:
 
 
 def _mapped(folder: Path, name: str, ends: list[int], checksums: list[int]) -> np.ndarray:
-    """Map the draws of a file, (chain, draw, ...), once they are seen to be those that were written."""
+    """Map the draws of a file, (chain, draw, ...), and refuse them unless their checksums are those written."""
     path = _path(folder, name)
     try:
         draws = np.load(path, mmap_mode="r")[:, : ends[-1]]
@@ -216,8 +216,8 @@ def _mapped(folder: Path, name: str, ends: list[int], checksums: list[int]) -> n
 
 
 @contextmanager
-def _room_needed_at(path: Path) -> Iterator[None]:
-    """Leave no unfinished file where one cannot be written, and say what to do."""
+def _without_unfinished(path: Path) -> Iterator[None]:
+    """Remove the unfinished file where one cannot be written, and say what to do."""
     try:
         yield
     except OSError as error:
@@ -233,7 +233,7 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write a file of arrays, as a whole or not at all."""
     unfinished = path.with_name(path.name + ".unfinished")
     stored: Any = {name: _as_stored(array) for name, array in arrays.items()}
-    with _room_needed_at(path):
+    with _without_unfinished(path):
         with unfinished.open("wb") as file:
             np.savez(file, **stored)
             file.flush()
@@ -245,7 +245,7 @@ def read(path: Path) -> Draws:
     """Read the arrays of a file."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
-            return {name: _as_made(file[name]) for name in file}
+            return {name: _from_stored(file[name]) for name in file}
     except Exception as error:  # of archives or arrays
         raise _damaged(path, type(error).__name__) from error
 
@@ -269,7 +269,7 @@ def _as_stored(leaf: Any) -> np.ndarray:
     return array.view([(array.dtype.name, f"u{array.dtype.itemsize}")]) if array.dtype.kind == "V" else array
 
 
-def _as_made(array: np.ndarray) -> np.ndarray:
+def _from_stored(array: np.ndarray) -> np.ndarray:
     return array.view(jnp.dtype(array.dtype.names[0])) if array.dtype.names else array
 
 
