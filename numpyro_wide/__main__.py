@@ -22,9 +22,8 @@ def main() -> None:
     expected = -0.5 * (distance + np.linalg.slogdet(2 * np.pi * covariance)[1])
     log_evidence = float(numpyro_wide.linear_gaussian.log_evidence(features, targets, noise_scale))
     is_right = abs(log_evidence - expected) < 1e-4 * abs(expected)
-    print(
-        f"log evidence of a regression: {log_evidence:.4f}, by NumPy {expected:.4f}: {'works' if is_right else 'WRONG'}"
-    )
+    verdict = "works" if is_right else "WRONG"
+    print(f"log evidence of a regression: {log_evidence:.4f}, by NumPy {expected:.4f}: {verdict}")
     sys.exit(not is_right)
 
 

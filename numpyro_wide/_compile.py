@@ -59,14 +59,12 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     settings = tuple(options.items()), jax.config.jax_default_device  # type: ignore[attr-defined]
     programs = _PROGRAMS_BY_TRACE.setdefault(traced.jaxpr, {})
     if (settings, *shardings) not in programs:
-        programs[settings, *shardings] = _compiled_once(traced.jaxpr, leaves, options, (settings, frozenset(shardings)))
+        programs[settings, *shardings] = _program(traced.jaxpr, leaves, options, (settings, frozenset(shardings)))
     run, results = programs[settings, *shardings], jax.tree.structure(shapes)
     return lambda *args: jax.tree.unflatten(results, run([*traced.consts, *jax.tree.leaves(args)]))
 
 
-def _compiled_once(
-    jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple
-) -> Callable[[list[Any]], list[Any]]:
+def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple) -> Callable[[list[Any]], list[Any]]:
     """Return the program of a traced function, compiled for leaves like these unless there is one of this key."""
     full = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     # Arguments that no result depends on are left out: two programs may differ in nothing but which they use.

@@ -194,21 +194,14 @@ def _sample_prior(distributions: Mapping[str, dist.Distribution]) -> None:
 
 
 def _simulations(
-    rng_key: Array,
-    model: Callable,
-    args: tuple,
-    observed: tuple[str, ...],
-    simulator: Callable | None,
-    num_simulations: int,
+    rng_key: Array, model: Callable, args: tuple, observed: tuple[str, ...], simulator: Callable | None, num_draws: int
 ) -> dict[str, Any]:
     """Simulate by the model, or its prior and a simulator in Python."""
-    num_simulations = whole_number("num_simulations", num_simulations, 20)
+    num_draws = whole_number("num_simulations", num_draws, 20)
     sites = abstract_sites(model, args, {})
     check_simulator(sites, observed if simulator is None else ())
-    draw = partial(
-        lax.map, lambda key: simulate(partial(model, *args), key, observed), batch_size=min(num_simulations, 1000)
-    )
-    draws = {name: np.asarray(values) for name, values in jax.jit(draw)(random.split(rng_key, num_simulations)).items()}
+    draw = partial(lax.map, lambda key: simulate(partial(model, *args), key, observed), batch_size=min(num_draws, 1000))
+    draws = {name: np.asarray(values) for name, values in jax.jit(draw)(random.split(rng_key, num_draws)).items()}
     if simulator is None:
         return draws
     latents = {name: draws[name] for name in latent_names(sites, observed)}

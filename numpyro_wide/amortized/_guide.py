@@ -159,9 +159,8 @@ class AutoAmortized:
             latents, _ = self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())
         else:
             latents = self.latents(sites)
-        remedy = (
-            f"Where others are nuisances, pass the guide sites={[name for name in latents if name in simulations]}."
-        )
+        simulated = [name for name in latents if name in simulations]
+        remedy = f"Where others are nuisances, pass the guide sites={simulated}."
         refuse_missing("simulations", latents, simulations, "latent site", remedy)
         return self._standardisation(simulations, latents)
 

@@ -17,12 +17,10 @@ from numpyro_wide.amortized._simulation import Draws, refuse_missing
 def check_simulations(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
     """Check simulations {site: (n, ...)}, and return those that are finite, in NumPy's arrays."""
     refuse_missing("simulations", observed, simulations, "observed site")
-    num_simulations = num_draws_of("simulations", simulations)
+    total = num_draws_of("simulations", simulations)
     finite_draws, num_lost = finite(simulations)
     if num_lost:
-        warnings.warn(
-            f"{num_lost} of {num_simulations} simulations hold NaN or infinity, and are left out.", stacklevel=3
-        )
+        warnings.warn(f"{num_lost} of {total} simulations hold NaN or infinity, and are left out.", stacklevel=3)
     for name, values in finite_draws.items():
         if name in model_sites:
             _check_site(name, values, model_sites[name])

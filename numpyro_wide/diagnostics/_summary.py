@@ -348,10 +348,7 @@ def _function(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, ...]:
         sites = run.sites_at(draw, args, kwargs)
         observed = [sites[name] for name in run.observed]
         moments = [moments_of(site["fn"]) for site in observed]
-        values = [
-            jnp.ravel(site_moments["probs"] if "probs" in site_moments else site_moments["mean"])
-            for site_moments in moments
-        ]
+        values = [jnp.ravel(stats["probs"] if "probs" in stats else stats["mean"]) for stats in moments]
         return (
             _thinned(jnp.concatenate(values)),
             sum(jnp.sum(site["fn"].log_prob(site["value"])) for site in observed),

@@ -325,9 +325,8 @@ def to_arviz(
     draws = run.with_readout(random.fold_in(rng_key, 0), is_needed)
     plates = {name: _plate_names(site) for name, site in run.sites.items()} | dims
 
-    posterior = {
-        name: values for name, values in draws.items() if name not in (run.internal - set(include)) | set(drop)
-    }
+    left_out = (run.internal - set(include)) | set(drop)
+    posterior = {name: values for name, values in draws.items() if name not in left_out}
     missing = [name for name in include if name not in posterior]
     if missing:
         posterior |= run.predict(rng_key, draws, missing, run.arguments)

@@ -87,7 +87,7 @@ SHORTFALL, PROBE_EVERY, PROBE_FACTOR, MAX_ROUNDING, ROUNDING_LIFT = 0.1, 4, 8, 3
 MAX_PROBE_ERROR, LATEST_WEIGHT, PROBE_WEIGHT = 100.0, 0.1, 0.4
 
 
-class AcceptanceState(NamedTuple):
+class AcceptState(NamedTuple):
     """State of :class:`AcceptanceRule`; steps are on the real line, see :func:`to_real_line`."""
 
     step: Array
@@ -110,24 +110,23 @@ class AcceptanceRule(NamedTuple):
     max_step_size: float | None
     is_second_order: bool  # whether energy errors grow like the square of the step or faster
 
-    def start(self, step_size: Array, *, searches: bool) -> AcceptanceState:
+    def start(self, step_size: Array, *, searches: bool) -> AcceptState:
         """Start at a step size."""
         zero = jnp.zeros_like(step_size)
-        return self._initial_state(
-            to_real_line(step_size, self.max_step_size), searches, zero + self.target, zero + MAX_PROBE_ERROR
-        )
+        step = to_real_line(step_size, self.max_step_size)
+        return self._initial_state(step, searches, zero + self.target, zero + MAX_PROBE_ERROR)
 
-    def restart(self, state: AcceptanceState) -> AcceptanceState:
+    def restart(self, state: AcceptState) -> AcceptState:
         """Start again in other units, in which the latest step size is a start and no more."""
         return self._initial_state(state.step, False, state.accept_prob, state.probe_error)
 
-    def _initial_state(self, step: Array, searches: bool, accept_prob: Array, probe_error: Array) -> AcceptanceState:
+    def _initial_state(self, step: Array, searches: bool, accept_prob: Array, probe_error: Array) -> AcceptState:
         zero = jnp.zeros_like(step)
         heading = zero if searches else jnp.full_like(zero, SEARCH_ENDED)
         # Like Hoffman & Gelman 2014, pull the iterates towards more than the first step: large steps are cheap to test.
-        return AcceptanceState(step, step, zero, zero, step + math.log(2), heading, accept_prob, probe_error)
+        return AcceptState(step, step, zero, zero, step + math.log(2), heading, accept_prob, probe_error)
 
-    def is_probe(self, state: AcceptanceState, step: Array) -> Array:
+    def is_probe(self, state: AcceptState, step: Array) -> Array:
         """Whether a step of warmup is a probe."""
         return self.is_second_order & self._falls_short(state) & (step % PROBE_EVERY == 0)
 
@@ -136,9 +135,7 @@ class AcceptanceRule(NamedTuple):
         longer = PROBE_FACTOR * step_size
         return longer if self.max_step_size is None else jnp.minimum(longer, self.max_step_size)
 
-    def update(
-        self, state: AcceptanceState, energy_error: Array, square_error: Array, is_probe: Array
-    ) -> AcceptanceState:
+    def update(self, state: AcceptState, energy_error: Array, square_error: Array, is_probe: Array) -> AcceptState:
         """Learn from one step of warmup, of this energy error and mean square error per dimension."""
         accept_prob = jnp.exp(-jnp.maximum(energy_error, 0.0))
         probe_error = jnp.minimum(jnp.abs(energy_error), MAX_PROBE_ERROR)
@@ -151,32 +148,27 @@ class AcceptanceRule(NamedTuple):
         stepped = select(state.heading == SEARCH_ENDED, averaged, self._search(state, accept_prob))
         return select(is_probe, probed, stepped)
 
-    def step_size(self, state: AcceptanceState, is_last: Array) -> Array:
+    def step_size(self, state: AcceptState, is_last: Array) -> Array:
         """Return the step size to continue with: the iterates explore; their average is what warmup leaves behind."""
         return from_real_line(jnp.where(is_last, state.average, state.step), self.max_step_size)
 
-    def is_searching(self, state: AcceptanceState) -> Array:
+    def is_searching(self, state: AcceptState) -> Array:
         """Whether acceptance has not crossed the target yet, so that trajectories are to have one step."""
         return state.heading != SEARCH_ENDED
 
     def accepts(
-        self,
-        state: AcceptanceState,
-        passes_metropolis: Array,
-        energy_error: Array,
-        is_adapting: Array,
-        num_dimensions: int,
+        self, state: AcceptState, passes_metropolis: Array, energy_error: Array, is_adapting: Array, num_dimensions: int
     ) -> Array:
         """Whether a finite proposal becomes the next draw: by Metropolis; in warmup not refused by rounding alone."""
         return passes_metropolis | (is_adapting & self._is_rounding(state) & (energy_error < MAX_ROUNDING))
 
-    def _falls_short(self, state: AcceptanceState) -> Array:
+    def _falls_short(self, state: AcceptState) -> Array:
         return (state.heading == SEARCH_ENDED) & (state.accept_prob < self.target - SHORTFALL)
 
-    def _is_rounding(self, state: AcceptanceState) -> Array:
+    def _is_rounding(self, state: AcceptState) -> Array:
         return self._falls_short(state) & (state.probe_error < MAX_ROUNDING)
 
-    def _search(self, state: AcceptanceState, accept_prob: Array) -> AcceptanceState:
+    def _search(self, state: AcceptState, accept_prob: Array) -> AcceptState:
         direction = jnp.where(accept_prob > self.target, 1.0, -1.0)
         goes_on = state.heading * direction >= 0
         step = jnp.where(goes_on, state.step + direction * math.log(2), state.step)
@@ -186,7 +178,7 @@ class AcceptanceRule(NamedTuple):
         heading = jnp.where(goes_on, direction, SEARCH_ENDED)
         return state._replace(step=step, average=step, center=step + math.log(2), heading=heading)
 
-    def _average(self, state: AcceptanceState, accept_prob: Array) -> AcceptanceState:
+    def _average(self, state: AcceptState, accept_prob: Array) -> AcceptState:
         num_averaged = state.number + 1
         error = state.error + (self.target - accept_prob - state.error) / (num_averaged + DELAY)
         step = state.center - jnp.sqrt(num_averaged) / GAMMA * error

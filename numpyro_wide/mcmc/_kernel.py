@@ -198,9 +198,8 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
     def collect(state: Any) -> dict[str, Any]:
         fields = {name: nested_attrgetter(name)(state) for name in field_names}
         sites = over_chains(postprocess)(fields[field_names[0]])
-        return fields | {
-            field_names[0]: {k: v for k, v in sites.items() if k not in removed_sites} if removed_sites else sites
-        }
+        stored = {k: v for k, v in sites.items() if k not in removed_sites} if removed_sites else sites
+        return fields | {field_names[0]: stored}
 
     def loop(state: Any, begin: Array, upper: Array, thinning: Array) -> tuple[dict, Any]:
         def step(i: Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
@@ -432,7 +431,7 @@ class MetropolisKernel(MCMCKernel):
             point, has_parameters = self._first_point(key_model, init_params, model_args, model_kwargs)
             return rng_key, point
 
-        def start_state(rng_key: Array, point: Point) -> KernelState:
+        def start(rng_key: Array, point: Point) -> KernelState:
             def first_state(rng_key: Array, point: Point) -> KernelState:
                 return self._first_state(point, rng_key, num_warmup)
 
@@ -448,9 +447,7 @@ class MetropolisKernel(MCMCKernel):
         state = None
         if sharding is None:
             # Operation by operation, a model of a few lines would be some two hundred programs.
-            state, sizes = run_program(
-                lambda rng_key: (start_state(*first_point(rng_key)), output_sizes(rng_key)), rng_key, quick=True
-            )
+            state, sizes = run_program(lambda key: (start(*first_point(key)), output_sizes(key)), rng_key, quick=True)
             if all(map(is_known, jax.tree.leaves(sizes))):
                 warn_of_prior_sizes(sizes)
         # NumPyro says what is wrong with a model when it runs with numbers, and keeps parameters of its trace.
@@ -461,7 +458,7 @@ class MetropolisKernel(MCMCKernel):
                     "The potential energy or its gradient is not finite at the first position; "
                     "pass init_params inside the support, or another init_strategy."
                 )
-            state = jax.jit(start_state, out_shardings=sharding)(rng_key, point)
+            state = jax.jit(start, out_shardings=sharding)(rng_key, point)
         self._sample_fn, self._loop = self._step, None
         return state
 

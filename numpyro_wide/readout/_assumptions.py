@@ -89,11 +89,8 @@ class ReadoutProgram:
 
         with warnings.catch_warnings(action="ignore"):  # which the recorded run gives
             self._program = Program(run, jnp.zeros(()))
-        moving = [
-            quantity
-            for quantity in self._program.results
-            if quantity[0] <= _DETERMINISTIC and self._program.reads(quantity)[0]
-        ]
+        results, reads = self._program.results, self._program.reads
+        moving = [quantity for quantity in results if quantity[0] <= _DETERMINISTIC and reads(quantity)[0]]
         self.moving_sites = frozenset(name for order, name in moving if order == _DETERMINISTIC)
         self._moving_quantities = [quantity for quantity in moving if quantity[0] < _DETERMINISTIC]
         self._is_reusable = free_values.are_all_arguments or recorded is not None
@@ -146,10 +143,8 @@ class ReadoutProgram:
                 ]
                 findings[quantity] = jnp.stack([_is_constant(*arrays) for arrays in zip(*leaves, strict=True)]).all()
             if direction.shape == (run.features.shape[1], *run.loc.shape[1:]):  # others are refused by their problem
-                constant = run.loc, jnp.zeros_like(run.loc)
-                findings[_MEAN] = _is_linear(
-                    run, direction, displaced.get(_MEAN, constant[0]), tangents.get(_MEAN, constant[1])
-                )
+                mean, slope = displaced.get(_MEAN, run.loc), tangents.get(_MEAN, jnp.zeros_like(run.loc))
+                findings[_MEAN] = _is_linear(run, direction, mean, slope)
         return findings
 
 

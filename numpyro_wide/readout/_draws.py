@@ -311,9 +311,7 @@ def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[st
         )
 
 
-def check_nan_eagerly(
-    model: Callable, args: tuple, kwargs: dict[str, Any], params: Mapping[str, Any] | None = None
-) -> None:
+def check_nan_eagerly(model: Callable, args: tuple, kwargs: dict, params: Mapping[str, Any] | None = None) -> None:
     """Run the model outside jit if the data contain NaN, so that its own checks can raise."""
     arrays, _ = split((args, kwargs))
     if any(is_known(x) and np.issubdtype(x.dtype, np.floating) and np.isnan(np.asarray(x)).any() for x in arrays):

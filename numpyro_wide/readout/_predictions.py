@@ -32,6 +32,8 @@ from numpyro_wide.readout._transform import weights_of_run
 
 Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model
 Results: TypeAlias = tuple[Any, Any]  # of all draws, and by draw whether they are finite
+# (fit, new, readout's posterior) -> log densities, and whether their moments are finite
+Density: TypeAlias = Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]]
 
 
 @jax.tree_util.register_dataclass
@@ -183,10 +185,8 @@ class Integrated(_Predictor):
 
         return self._averaged(joint_density, data)
 
-    def _averaged(
-        self, density: Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]], data: PredictionInputs
-    ) -> Results:
-        """Average densities over draws; ``density`` returns its logarithms and whether their moments are finite."""
+    def _averaged(self, density: Density, data: PredictionInputs) -> Results:
+        """Average densities over draws."""
         self._checked_shapes(data, is_observed=True)
 
         def single(solved: Any, fit: ReadoutRun, new: ReadoutRun) -> tuple[Array, Array]:

@@ -419,15 +419,13 @@ class ReadoutPredictive:
         if self._solved is None and self._is_kept():
             self._solved = self._solve()
         if not is_mapped(self.draws):
-            return self._computed(
-                method, PredictionInputs(self.draws, self._params, self._fit, test, self._solved, rng_key)
-            )
+            inputs = PredictionInputs(self.draws, self._params, self._fit, test, self._solved, rng_key)
+            return self._computed(method, inputs)
         by_block, is_finite = [], []
         for start, block in blocks_of(self.draws, axis=0):
             key = None if rng_key is None else jax.random.fold_in(rng_key, start)
-            results, finite = self._computed(
-                method, PredictionInputs(block, self._params, self._fit, test, rng_key=key)
-            )
+            inputs = PredictionInputs(block, self._params, self._fit, test, rng_key=key)
+            results, finite = self._computed(method, inputs)
             by_block.append(jax.tree.map(np.asarray, results))
             is_finite.append(np.asarray(finite))
         if is_average:

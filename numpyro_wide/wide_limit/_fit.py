@@ -431,15 +431,14 @@ def _warn_of_copies(fitted: WideLimitFit) -> None:
     num_copies = len(inputs) - len(np.unique(np.column_stack([inputs.reshape(len(inputs), -1), targets]), axis=0))
     if fitted.calibration is not None:
         is_suspect = num_copies > _MANY_COPIES * len(inputs)
-        reason = (
-            "labels included: a label left out has copies left in, and seems too easy to predict. If they are copies"
-        )
+        reason = "labels included: a label left out has copies left in, and seems too easy to predict"
     else:
         is_suspect = num_copies > 0 and fitted.noise_scale < _SMALL_NOISE * np.sqrt(np.mean(targets**2))
-        reason = f"and the fitted noise, {fitted.noise_scale:.2g}, is small. If they are copies"
+        reason = f"and the fitted noise, {fitted.noise_scale:.2g}, is small"
     if is_suspect:
         warnings.warn(
-            f"{num_copies} of {len(inputs)} rows repeat others, {reason}, not measurements, fit to distinct rows.",
+            f"{num_copies} of {len(inputs)} rows repeat others, {reason}. If they are copies, not measurements, fit to "
+            "distinct rows.",
             UserWarning,
             stacklevel=3,  # the caller of fit
         )

@@ -159,11 +159,8 @@ class VariationalFit(NamedTuple):
             image_direction = self.kernel @ direction
             curved = np.matmul(state.matrices, image_direction[..., None])[..., 0] + direction
             length = size / np.sum(image_direction * curved)
-            solution, residual, last_size = (
-                solution + length * direction,
-                residual - length * curved,
-                size,
-            )
+            solution, residual = solution + length * direction, residual - length * curved
+            last_size = size
             image = self.kernel @ residual
             step = self._alpha(state.factor, state.weights, residual)
         return solution
