@@ -28,7 +28,7 @@ def kind_of(value: Any) -> str:
 
 def named_arguments(arguments: tuple, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by their names in messages."""
-    return {**{f"argument {place}": value for place, value in enumerate(arguments)}, **keywords}
+    return {**{f"argument {position}": value for position, value in enumerate(arguments)}, **keywords}
 
 
 def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:

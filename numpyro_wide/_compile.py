@@ -69,8 +69,8 @@ def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple)
     full = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     # Arguments that no result depends on are left out: two programs may differ in nothing but which they use.
     pruned, is_used = dce_jaxpr(full, [True] * len(full.outvars))
-    used_places = [place for place, is_read in enumerate(is_used) if is_read]
-    lowered = jax.jit(lambda *leaves: eval_jaxpr(pruned, (), *leaves)).lower(*(leaves[place] for place in used_places))
+    used = [index for index, is_read in enumerate(is_used) if is_read]
+    lowered = jax.jit(lambda *leaves: eval_jaxpr(pruned, (), *leaves)).lower(*(leaves[index] for index in used))
     types = tuple(variable.aval for variable in (*pruned.invars, *pruned.outvars))
     key = *key, types, sha256(lowered.as_text().encode()).digest(), *_host_functions(pruned)
     with _LOCK:
@@ -81,7 +81,7 @@ def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple)
             _PROGRAMS[key] = compiled
             while len(_PROGRAMS) > _MAX_PROGRAMS:
                 del _PROGRAMS[next(iter(_PROGRAMS))]
-    return lambda leaves: compiled(*(leaves[place] for place in used_places))
+    return lambda leaves: compiled(*(leaves[index] for index in used))
 
 
 def _host_functions(jaxpr: Any) -> Iterator[Any]:
@@ -148,13 +148,13 @@ def _has_tracer(tree: Any) -> bool:
 def split(tree: Any, array_types: Any = Array | np.ndarray) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Split a tree into its arrays, and a function that puts arrays in their places; all else stays as it is."""
     leaves, structure = jax.tree.flatten(tree)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, array_types)]
-    arrays = [leaves[place] for place in places]
+    indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, array_types)]
+    arrays = [leaves[index] for index in indices]
     static = dict(enumerate(leaves))  # without the arrays, which a function that is kept would hold
-    static.update(dict.fromkeys(places))
+    static.update(dict.fromkeys(indices))
 
     def join(arrays: list[Any]) -> Any:
-        filled = static | dict(zip(places, arrays, strict=True))
+        filled = static | dict(zip(indices, arrays, strict=True))
         return jax.tree.unflatten(structure, filled.values())
 
     return arrays, join

@@ -286,15 +286,15 @@ def plot_effects(
     """
     check_level(level)
     names = [f"x{column}" for column in range(effects.x.shape[1])] if names is None else names
-    singles = [place for place, term in enumerate(effects.terms) if len(term) == 1]
-    pairs = [place for place, term in enumerate(effects.terms) if len(term) == 2]
-    pairs = [pairs[place] for place in np.argsort(-effects.pairs.mean(axis=0))[:num_pairs]]
+    singles = [index for index, term in enumerate(effects.terms) if len(term) == 1]
+    pairs = [index for index, term in enumerate(effects.terms) if len(term) == 2]
+    pairs = [pairs[index] for index in np.argsort(-effects.pairs.mean(axis=0))[:num_pairs]]
     panels = _panels(len(singles) + len(pairs) + 1, ax)
-    for panel, place in zip(panels, singles, strict=False):
-        (column,) = effects.terms[place]
+    for panel, index in zip(panels, singles, strict=False):
+        (column,) = effects.terms[index]
         rows = np.argsort(effects.x[:, column])
-        x, mean = effects.x[rows, column], effects.mean[place, rows]
-        half = ndtri((1 + level) / 2) * effects.sd[place, rows]
+        x, mean = effects.x[rows, column], effects.mean[index, rows]
+        half = ndtri((1 + level) / 2) * effects.sd[index, rows]
         panel.plot(x, mean, linewidth=1.2)
         panel.fill_between(x, mean - half, mean + half, alpha=0.3, linewidth=0)
         panel.plot(x, np.full(len(x), 0.03), "|", color="0.2", markersize=6, transform=panel.get_xaxis_transform())
@@ -302,9 +302,9 @@ def plot_effects(
         if panel is not panels[0]:
             panel.sharey(panels[0])
     size = np.max(np.abs(effects.mean[pairs]), initial=0.0)
-    for panel, place in zip(panels[len(singles) :], pairs, strict=False):
-        first, second = effects.terms[place]
-        style = {"c": effects.mean[place], "s": 18, "cmap": "RdBu_r", "vmin": -size, "vmax": size}
+    for panel, index in zip(panels[len(singles) :], pairs, strict=False):
+        first, second = effects.terms[index]
+        style = {"c": effects.mean[index], "s": 18, "cmap": "RdBu_r", "vmin": -size, "vmax": size}
         points = panel.scatter(*effects.x[:, [first, second]].T, edgecolors="0.6", linewidths=0.3, **style)
         panel.figure.colorbar(points, ax=panel, label="effect")
         panel.set(xlabel=names[first], ylabel=names[second])

@@ -160,7 +160,7 @@ def fit(
         (factor, width): make(factor=factor, encoder=_encoder(width) if width else encoder)
         for factor, width, *_ in settings
     }
-    trainers = {place: _trainer(guide, interval, batch_size) for place, guide in guides.items()}
+    trainers = {architecture: _trainer(guide, interval, batch_size) for architecture, guide in guides.items()}
 
     import optax  # loaded late
 
@@ -240,8 +240,8 @@ def _trainer(guide: AutoAmortized, interval: int, batch_size: int) -> AmortizedF
     import optax  # loaded late
 
     def learning_rate(step: Array) -> Array:
-        place = 1 + step / (_NUM_EVALUATIONS * interval)
-        return _LEARNING_RATE / 2 * (1 + jnp.cos(math.pi * (place / 2 ** jnp.floor(jnp.log2(place)) - 1)))
+        cycles = 1 + step / (_NUM_EVALUATIONS * interval)
+        return _LEARNING_RATE / 2 * (1 + jnp.cos(math.pi * (cycles / 2 ** jnp.floor(jnp.log2(cycles)) - 1)))
 
     optimiser = optax.chain(
         optax.clip_by_global_norm(5.0),
@@ -295,8 +295,8 @@ def _joined(
         return jnp.stack([score(params, held_out) for params in members])
 
     log_probs = scores_of(guide, members)
-    place = int(jnp.argmax(log_probs.mean(1)))
-    choices = [(guide, members[place], "single", -float(log_probs[place].mean()))]
+    best = int(jnp.argmax(log_probs.mean(1)))
+    choices = [(guide, members[best], "single", -float(log_probs[best].mean()))]
     mixture, mean = (JoinedGuides(guide, is_mean=is_mean) for is_mean in (False, True))
     params = mixture.join(members)
     loss = math.log(len(members)) - float(logsumexp(log_probs, axis=0).mean())

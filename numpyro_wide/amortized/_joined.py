@@ -54,8 +54,8 @@ class JoinedGuides(AutoAmortized):
             log_probs = jax.vmap(single)(members)
             return logsumexp(log_probs) - jnp.log(len(log_probs))
 
-        place = random.randint(member_key, (), 0, len(jax.tree.leaves(members)[0]))
-        params = jax.tree.map(lambda leaf: leaf[place], members)
+        index = random.randint(member_key, (), 0, len(jax.tree.leaves(members)[0]))
+        params = jax.tree.map(lambda leaf: leaf[index], members)
         sites = sample_sites(run_guide(guide, draw_key, params | constants, observed_values))
         values: Draws = {}
         for name, site in sites.items():

@@ -41,8 +41,8 @@ def call_simulator(simulator: Callable, latents: Mapping[str, Any], observed: tu
     """Call a simulator in Python for each draw of the latents, {site: (n, ...)}; return its data, {site: (n, ...)}."""
     arrays = {name: np.asarray(values) for name, values in latents.items()}
     results = []
-    for place in late_progress(range(num_draws_of("latents", arrays)), desc="simulations"):
-        data = simulator(**{name: values[place] for name, values in arrays.items()})
+    for index in late_progress(range(num_draws_of("latents", arrays)), desc="simulations"):
+        data = simulator(**{name: values[index] for name, values in arrays.items()})
         results.append(data if isinstance(data, Mapping) or len(observed) > 1 else {observed[0]: data})
         refuse_missing("what the simulator returns", observed, results[-1])
     return {name: np.stack([result[name] for result in results]) for name in observed}

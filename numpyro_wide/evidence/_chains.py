@@ -54,8 +54,8 @@ def prior_positions(target: Target, keys: Array) -> Position:
 def resample(rng_key: Array, log_weights: np.ndarray, size: int) -> np.ndarray:
     """Draw indices systematically, by the weights."""
     weights = np.exp(log_weights - log_weights.max())
-    places = (float(random.uniform(rng_key)) + np.arange(size)) / size
-    return np.minimum(np.searchsorted(np.cumsum(weights) / weights.sum(), places), log_weights.size - 1)
+    points = (float(random.uniform(rng_key)) + np.arange(size)) / size
+    return np.minimum(np.searchsorted(np.cumsum(weights) / weights.sum(), points), log_weights.size - 1)
 
 
 def start(target: Target, rng_key: Array, betas: list[float], positions: Position, num_warmup: int) -> KernelState:

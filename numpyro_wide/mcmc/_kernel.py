@@ -110,11 +110,11 @@ class KernelState(NamedTuple):
     adapt_state: AdaptState
     rng_key: Array  # for the next step
 
-    def __getitem__(self, place: Any) -> Any:
-        """Return a field by its place; NumPyro asks by name for an extra field that is no attribute."""
-        if isinstance(place, str):
-            raise KeyError(f"extra_fields must be among {listing(self._fields)} for this kernel, but got {place!r}.")
-        return tuple.__getitem__(self, place)
+    def __getitem__(self, index: Any) -> Any:
+        """Return a field by its index; NumPyro asks by name for an extra field that is no attribute."""
+        if isinstance(index, str):
+            raise KeyError(f"extra_fields must be among {listing(self._fields)} for this kernel, but got {index!r}.")
+        return tuple.__getitem__(self, index)
 
 
 def over_states(fn: Callable[..., Any], state: KernelState, *extras: Any) -> Any:
@@ -205,10 +205,10 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
         def step(i: Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
             state, buffers = carry
             state = kernel.sample(state, args, kwargs)
-            place, remainder = (i - begin) // thinning, (i - begin) % thinning
+            index, remainder = (i - begin) // thinning, (i - begin) % thinning
 
             def keep() -> dict:
-                return jax.tree.map(lambda buffer, value: buffer.at[place].set(value), buffers, collect(state))
+                return jax.tree.map(lambda buffer, value: buffer.at[index].set(value), buffers, collect(state))
 
             return state, jax.lax.cond((i >= begin) & (remainder == thinning - 1), keep, lambda: buffers)
 

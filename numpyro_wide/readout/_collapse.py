@@ -81,10 +81,10 @@ class ReadoutMarginal(Distribution):
         problem, dtype = self.problem, self.loc.dtype
         readout = problem.prior_scale * random.normal(readout_key, (*sample_shape, *problem.readout_shape), dtype)
         # One product with the features, which may come by blocks of rows.
-        place = len(sample_shape)
-        columns = jnp.moveaxis(readout, place, 0)
+        axis = len(sample_shape)
+        columns = jnp.moveaxis(readout, axis, 0)
         signal = problem.features @ columns.reshape(len(columns), -1)
-        signal = jnp.moveaxis(signal.reshape(-1, *columns.shape[1:]), 0, place)
+        signal = jnp.moveaxis(signal.reshape(-1, *columns.shape[1:]), 0, axis)
         noise = problem.noise_scale * random.normal(noise_key, (*sample_shape, *self.event_shape), dtype)
         return self.loc + signal + noise
 

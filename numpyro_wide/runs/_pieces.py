@@ -279,8 +279,8 @@ def _is_key(leaf: Any) -> bool:
 
 def _save(folder: Path, state: Any, ends: list[int], checksums: Checksums, identity: dict[str, str]) -> None:
     """Write the state of the chains, and the ends and checksums of the pieces before it."""
-    places = jax.tree.leaves_with_path(state)
-    leaves = {f"state{jax.tree_util.keystr(place)}": leaf for place, leaf in places}
+    leaves_with_path = jax.tree.leaves_with_path(state)
+    leaves = {f"state{jax.tree_util.keystr(key_path)}": leaf for key_path, leaf in leaves_with_path}
     texts = {"identity": json.dumps(identity), "checksums": json.dumps(checksums)}
     write(folder / _STATE, {**texts, "ends": np.asarray(ends, np.int64), **leaves})
 
@@ -296,8 +296,8 @@ def _resume(folder: Path, template: Any, identity: dict[str, str]) -> tuple[Any,
             f"the folder {folder} is of a run with another {differing[0]}, so that its draws would be a mixture; pass "
             "the same one, or another folder."
         )
-    places, structure = jax.tree_util.tree_flatten_with_path(template)
-    leaves = [_as_leaf(leaf, stored[f"state{jax.tree_util.keystr(place)}"]) for place, leaf in places]
+    leaves_with_path, structure = jax.tree_util.tree_flatten_with_path(template)
+    leaves = [_as_leaf(leaf, stored[f"state{jax.tree_util.keystr(key_path)}"]) for key_path, leaf in leaves_with_path]
     ends, checksums = stored["ends"].tolist(), json.loads(str(_entry(path, stored, "checksums")))
     for name in checksums:
         _mapped(folder, name, ends, checksums[name])
