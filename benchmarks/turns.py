@@ -28,7 +28,7 @@ def stretch(kernel: Any, args: tuple, num_chains: int, in_turns: bool) -> Callab
     state = kernel.init(jax.random.split(jax.random.key(0), num_chains), 100, None, args, {})
     state = state._replace(i=jnp.full(num_chains, 100))  # warmup is over
     run = jax.jit(lambda state: jax.lax.fori_loop(0, NUM_DRAWS, lambda _, state: kernel.sample(state, args, {}), state))
-    with mock.patch.object(_state, "is_one_by_one", lambda: in_turns):
+    with mock.patch.object(_state, "is_sequential", lambda: in_turns):
         jax.block_until_ready(run(state))
     return partial(run, state)
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-_FEWEST = 25  # draws, a fifth of which are the tail, of which a law of two parameters is fitted to five at least
+_MIN_DRAWS = 25  # PSIS fits a two-parameter tail to the top fifth: at least five of 25 draws
 
 
-def _imported() -> Any:
+def _import_arviz() -> Any:
     """Import ArviZ without its notice of a new generation, which is not for users of this package."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -22,10 +22,10 @@ def _imported() -> Any:
 
 def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     """Smooth and normalise log weights, and estimate their Pareto shape (Vehtari et al. 2024)."""
-    as_they_are = log_ratios - logsumexp(log_ratios), np.inf
-    if len(log_ratios) < _FEWEST:
-        return as_they_are
-    arviz = _imported()
+    unsmoothed = log_ratios - logsumexp(log_ratios), np.inf
+    if len(log_ratios) < _MIN_DRAWS:
+        return unsmoothed
+    arviz = _import_arviz()
 
     if hasattr(arviz, "psislw"):
         with np.errstate(over="ignore"):  # of a weight's inverse
@@ -36,27 +36,27 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
         try:
             log_weights, pareto_k = array_stats.psislw(-log_ratios)
         except ValueError:  # all the same
-            return as_they_are
+            return unsmoothed
     return np.asarray(log_weights), float(pareto_k)
 
 
 def effective_sample_size(values: np.ndarray, method: str = "bulk") -> np.ndarray:
     """Estimate the effective number of draws (chain, draw, ...), for each entry, by a method of ArviZ's."""
-    arviz = _imported()
+    arviz = _import_arviz()
 
     return np.asarray(arviz.ess({"x": np.asarray(values)}, method=method)["x"], dtype=float)
 
 
 def rhat(values: np.ndarray) -> np.ndarray:
     """Estimate the rank-normalised split R-hat (Vehtari et al. 2021) of (chain, draw, ...), for each entry."""
-    arviz = _imported()
+    arviz = _import_arviz()
 
     return np.asarray(arviz.rhat({"x": np.asarray(values)})["x"], dtype=float)
 
 
 def from_datasets(datasets: dict[str, Any]) -> Any:
     """Assemble ArviZ's data from one ``xarray.Dataset`` a group: an ``InferenceData``, or with 1.x a ``DataTree``."""
-    arviz = _imported()
+    arviz = _import_arviz()
 
     if int(arviz.__version__.split(".")[0]) >= 1:
         from xarray import DataTree

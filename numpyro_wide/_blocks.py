@@ -28,7 +28,7 @@ def in_row_blocks(rows: Rows, num_rows: int, block_size: int | None) -> Any:
     )
 
     def write(filled: Any, start: Array) -> tuple[Any, None]:
-        put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)  # noqa: E731
+        put = lambda operand, update: jax.lax.dynamic_update_slice_in_dim(operand, update, start, axis=0)  # noqa: E731
         return jax.tree.map(put, filled, block(start)), None
 
     return jax.lax.scan(write, empty, starts)[0]
@@ -56,20 +56,20 @@ def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int) -> An
     def step(current: Any, index: Array) -> tuple[Any, Any]:
         return batch(index + 1), jax.vmap(function)(current)
 
-    def put_together(batches: Array) -> Array:
+    def concatenate(batches: Array) -> Array:
         flat = batches.reshape(num_batches * size, *batches.shape[2:])
         repeated = len(flat) - num_draws
         return jnp.concatenate([flat[:-size], flat[repeated - size :]]) if repeated else flat
 
     _, results = jax.lax.scan(step, batch(0), jnp.arange(num_batches))
-    return jax.tree.map(put_together, results)
+    return jax.tree.map(concatenate, results)
 
 
 BLOCK_BYTES = 2**26
 
 
 def is_mapped(draws: Mapping[str, Any]) -> bool:
-    """Tell whether some draws are to be read in blocks."""
+    """Whether any draws are memory-mapped, to be read in blocks."""
     return any(isinstance(values, np.memmap) for values in draws.values())
 
 

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
 FELT_ERROR = 0.1  # nats of rounding that a sampler feels
-# Parts of several messages.
+# Phrases of several messages.
 IN_FLOAT64 = "in float64 (jax.config.update('jax_enable_x64', True))"
 NOISE_TOO_SMALL = "the noise is too small against the features for this precision"
 
@@ -28,7 +28,7 @@ def kind_of(value: Any) -> str:
 
 def named_arguments(arguments: tuple, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by their names in messages."""
-    return {**{f"argument {place}": value for place, value in enumerate(arguments)}, **keywords}
+    return {**{f"argument {position}": value for position, value in enumerate(arguments)}, **keywords}
 
 
 def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
@@ -42,38 +42,38 @@ def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
 
 
 def is_known(value: Any) -> bool:
-    """Tell whether a value is readable now: neither traced nor partly on another process."""
+    """Whether a value is readable now: neither traced nor partly on another process."""
     return not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
 
 
 def are_known(tree: Any) -> bool:
-    """Tell whether nothing is traced, and all of a tree's leaves are known."""
+    """Whether nothing is traced, and all of a tree's leaves are known."""
     return not is_tracing() and all(map(is_known, jax.tree.leaves(tree)))
 
 
 def is_tracing() -> bool:
-    """Tell whether JAX is tracing."""
+    """Whether JAX is tracing."""
     return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)
 
 
-def check_known(what: str, *values: Any, remedy: str = "call it outside") -> None:
-    """Refuse unknown numbers."""
+def check_known(reason: str, *values: Any, remedy: str = "call it outside") -> None:
+    """Refuse values whose numbers are not known yet; ``reason`` begins the message."""
     if not are_known(values):
-        raise TypeError(f"{what}, which are not known under jit, grad or vmap; {remedy}.")
+        raise TypeError(f"{reason}, which are not known under jit, grad or vmap; {remedy}.")
 
 
 def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> int:
     """Return the value as a Python integer; no booleans."""
     try:
-        number = None if isinstance(value, bool | np.bool_) else index(value)
+        integer = None if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:
-        number = None
-    if number is not None and number >= least:
-        return number
+        integer = None
+    if integer is not None and integer >= least:
+        return integer
     if isinstance(value, Number | np.generic | str):
         raise ValueError(f"{name} must be a whole number of at least {least}, but got {value!r}.")
-    came = f"{name} must be a whole number, but is {kind_of(value)}"
-    raise TypeError(f"{came}; the order is {order}." if order else f"{came}.")
+    message = f"{name} must be a whole number, but is {kind_of(value)}"
+    raise TypeError(f"{message}; the order is {order}." if order else f"{message}.")
 
 
 def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str = "") -> None:
@@ -84,7 +84,7 @@ def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str =
 
 
 def check_level(level: Any) -> None:
-    """Refuse what is no number between 0 and 1."""
+    """Refuse anything but a number between 0 and 1."""
     if not _is_real(level):
         raise TypeError(f"level must be a number, such as 0.9 for 90 %, but got {level!r}.")
     if not 0 < level < 1:
@@ -92,7 +92,7 @@ def check_level(level: Any) -> None:
 
 
 def check_levels(name: str, levels: Sequence[Any]) -> None:
-    """Refuse several levels that are no numbers between 0 and 1."""
+    """Refuse levels that are not all numbers between 0 and 1."""
     if not all(map(_is_real, levels)):
         raise TypeError(f"{name} must be numbers, such as (0.05, 0.95), but got {levels!r}.")
     if not all(0 < level < 1 for level in levels):
@@ -104,14 +104,14 @@ def _is_real(value: Any) -> bool:
 
 
 def check_names_known(
-    role: str, names: str | Iterable[str], known: Iterable[str], *, kind: str = "site", remedy: str = ""
+    role: str, names: str | Iterable[str], existing: Iterable[str], *, kind: str = "site", remedy: str = ""
 ) -> None:
     """Refuse names that a model does not have."""
-    known = list(known)
-    unknown = [name for name in as_list(names) if name not in known]
+    existing = list(existing)
+    unknown = [name for name in as_list(names) if name not in existing]
     if unknown:
         message = f"{role} names the {kind} {listing(unknown)}, which the model does not have; its {kind}s are "
-        raise ValueError(f"{message}{listing(known)}. {remedy}".rstrip())
+        raise ValueError(f"{message}{listing(existing)}. {remedy}".rstrip())
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -151,23 +151,23 @@ def check_no_nan(name: str, value: Any) -> None:
     """Refuse known NaN."""
     if isinstance(value, jax.core.Tracer):
         return
-    # Each process can read its own part.
-    parts = [np.asarray(value)] if is_known(value) else [np.asarray(part.data) for part in value.addressable_shards]
-    for part in parts:
-        refuse_other_than_numbers(name, part)
-    num_nan = sum(int(np.isnan(part).sum()) for part in parts)
+    # Each process can read its own shards.
+    shards = [np.asarray(value)] if is_known(value) else [np.asarray(shard.data) for shard in value.addressable_shards]
+    for shard in shards:
+        refuse_other_than_numbers(name, shard)
+    num_nan = sum(int(np.isnan(shard).sum()) for shard in shards)
     if num_nan:
         raise ValueError(
-            f"{name} must not contain NaN, but {num_nan} of its entries do{_first_row(parts, np.isnan)}; drop or "
+            f"{name} must not contain NaN, but {num_nan} of its entries do{_first_row(shards, np.isnan)}; drop or "
             "impute the missing ones."
         )
 
 
-def _first_row(parts: list[np.ndarray], is_bad: Callable[[np.ndarray], np.ndarray]) -> str:
-    """Return in words the row of the first bad number; empty for several parts."""
-    if len(parts) > 1 or not parts[0].ndim:
+def _first_row(shards: list[np.ndarray], is_bad: Callable[[np.ndarray], np.ndarray]) -> str:
+    """Return in words the row of the first bad number; nothing for several shards."""
+    if len(shards) > 1 or not shards[0].ndim:
         return ""
-    by_row = is_bad(parts[0]).reshape(len(parts[0]), -1).any(axis=1)
+    by_row = is_bad(shards[0]).reshape(len(shards[0]), -1).any(axis=1)
     return f", the first in row {int(by_row.argmax())}"
 
 
@@ -182,7 +182,7 @@ def check_finite(name: str, value: Any) -> None:
 
 
 def check_ranks(name: str, ranks: np.ndarray, num_draws: int) -> None:
-    """Refuse what is no array (num_simulations, ...) of ranks among a number of draws."""
+    """Refuse anything but an array (num_simulations, ...) of ranks among ``num_draws`` draws."""
     if ranks.ndim == 0 or len(ranks) == 0:
         raise ValueError(f"{name} must be an array (num_simulations, ...), but the shape is {ranks.shape}.")
     is_rank = (ranks >= 0) & (ranks <= num_draws) & (ranks == np.rint(ranks))
@@ -193,16 +193,16 @@ def check_ranks(name: str, ranks: np.ndarray, num_draws: int) -> None:
         )
 
 
-def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
+def as_floats(*values: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
     """Convert arrays to their common floating-point type, at least single precision."""
-    given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]
-    for i, x in enumerate(given):
+    arrays = [x if isinstance(x, Array) else np.asarray(x) for x in values]
+    for i, x in enumerate(arrays):
         refuse_other_than_numbers(names[i] if i < len(names) else "an array", x)
     if dtype is None:
         # The one promotion of types, also in JAX's strict mode. LAPACK has no half precision.
         with jax.numpy_dtype_promotion("standard"):
-            dtype = jnp.promote_types(jnp.result_type(*given, float), jnp.float32)
-    return tuple(jnp.asarray(x, dtype) for x in given)
+            dtype = jnp.promote_types(jnp.result_type(*arrays, float), jnp.float32)
+    return tuple(jnp.asarray(x, dtype) for x in arrays)
 
 
 def refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
@@ -233,10 +233,10 @@ def check_key(name: str, value: Any, order: str, *, several: bool = False) -> No
         raise TypeError(
             f"{name} must be a PRNG key, such as jax.random.key(0), but is {kind_of(value)}; the order is {order}."
         )
-    leading = value.shape if is_typed else value.shape[:-1]  # an older key is a vector
-    if leading and not several:
+    shape = value.shape if is_typed else value.shape[:-1]  # an older key is a vector
+    if shape and not several:
         raise ValueError(
-            f"{name} must be one PRNG key, but is an array of them, of shape {leading}; take jax.vmap over the keys."
+            f"{name} must be one PRNG key, but is an array of them, of shape {shape}; take jax.vmap over the keys."
         )
 
 
@@ -272,8 +272,8 @@ def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool) -> None:
         chains = np.asarray(values) if by_chain else np.asarray(values)[None]
         if chains.shape[1] < 50:
             return
-        first = chains.reshape(*chains.shape[:2], -1)[..., :1]
-        is_moved = is_moved | np.any(first[:, 1:] != first[:, :-1], axis=2)
+        first_entry = chains.reshape(*chains.shape[:2], -1)[..., :1]
+        is_moved = is_moved | np.any(first_entry[:, 1:] != first_entry[:, :-1], axis=2)
         num_distinct = 1 + is_moved.sum(axis=1)
         is_stuck = num_distinct < 0.2 * chains.shape[1]
         if not is_stuck.any():

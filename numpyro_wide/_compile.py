@@ -15,17 +15,17 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from numpyro_wide._checks import is_tracing
 
-# Compiled, by their text and what it does not say, the oldest first.
-_SHARED: dict[Any, Callable] = {}
-_MOST_SHARED = 256
+# Compiled programs by their text, and by what the text does not show; the oldest first.
+_PROGRAMS: dict[Any, Callable] = {}
+_MAX_PROGRAMS = 256
 _LOCK = Lock()
-# By what JAX has traced, which it keeps as long as a function lives: a function is lowered once.
-_OF_TRACE: WeakKeyDictionary[Any, dict[Any, Callable]] = WeakKeyDictionary()
+# The same by the traced function, which JAX keeps as long as the function lives: it is lowered once.
+_PROGRAMS_BY_TRACE: WeakKeyDictionary[Any, dict[Any, Callable]] = WeakKeyDictionary()
 # Half of LLVM's work takes three quarters of the time of compilation, for code as fast or faster wherever measured.
-_USUALLY = {"xla_backend_optimization_level": "1"}
+_CPU_OPTIONS = {"xla_backend_optimization_level": "1"}
 # Without optimisations, and without the code generators of fusions, most of the time of compilation. Code is then
 # generated in one part: parts generated in parallel have come out wrong.
-_QUICKLY = {
+_QUICK_OPTIONS = {
     "xla_backend_optimization_level": "0",
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
@@ -42,7 +42,7 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
 
     Arrays that ``fn`` closes over are arguments of the program; names, sizes and numbers are part of it. Its text does
     not show devices and Python functions that it calls: they are part of the key. The same ``fn`` is traced once for
-    types and settings of JAX, by JAX, and its program then found without its text.
+    types and settings of JAX, by JAX, and its program then looked up without its text.
 
     Args:
         fn: function of trees of arrays.
@@ -53,80 +53,80 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     if _has_tracer(traced.consts):  # arrays of a trace that continues
         return fn
     leaves = [*traced.consts, *jax.tree.leaves(args)]
-    options = _QUICKLY if quick else _usual_options()
+    options = _QUICK_OPTIONS if quick else _default_options()
     # Arrays that are not bound to a device follow the others, or go to the default one.
-    places = [leaf.sharding if getattr(leaf, "committed", False) else None for leaf in leaves]
+    shardings = [leaf.sharding if getattr(leaf, "committed", False) else None for leaf in leaves]
     settings = tuple(options.items()), jax.config.jax_default_device  # type: ignore[attr-defined]
-    of_trace = _OF_TRACE.setdefault(traced.jaxpr, {})
-    if (settings, *places) not in of_trace:
-        of_trace[settings, *places] = _shared(traced.jaxpr, leaves, options, (settings, frozenset(places)))
-    run, results = of_trace[settings, *places], jax.tree.structure(shapes)
+    programs = _PROGRAMS_BY_TRACE.setdefault(traced.jaxpr, {})
+    if (settings, *shardings) not in programs:
+        programs[settings, *shardings] = _program(traced.jaxpr, leaves, options, (settings, frozenset(shardings)))
+    run, results = programs[settings, *shardings], jax.tree.structure(shapes)
     return lambda *args: jax.tree.unflatten(results, run([*traced.consts, *jax.tree.leaves(args)]))
 
 
-def _shared(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple) -> Callable[[list[Any]], list[Any]]:
-    """Return the program of a traced function, compiled for leaves like these unless one is known by the key."""
-    whole = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple) -> Callable[[list[Any]], list[Any]]:
+    """Return the program of a traced function, compiled for leaves like these unless there is one of this key."""
+    full = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     # Arguments that no result depends on are left out: two programs may differ in nothing but which they use.
-    needed, used = dce_jaxpr(whole, [True] * len(whole.outvars))
-    places = [place for place, is_used in enumerate(used) if is_used]
-    lowered = jax.jit(lambda *leaves: eval_jaxpr(needed, (), *leaves)).lower(*(leaves[place] for place in places))
-    types = tuple(variable.aval for variable in (*needed.invars, *needed.outvars))
-    key = *key, types, sha256(lowered.as_text().encode()).digest(), *_host_functions(needed)
+    pruned, is_used = dce_jaxpr(full, [True] * len(full.outvars))
+    used = [index for index, is_read in enumerate(is_used) if is_read]
+    lowered = jax.jit(lambda *leaves: eval_jaxpr(pruned, (), *leaves)).lower(*(leaves[index] for index in used))
+    types = tuple(variable.aval for variable in (*pruned.invars, *pruned.outvars))
+    key = *key, types, sha256(lowered.as_text().encode()).digest(), *_host_functions(pruned)
     with _LOCK:
-        compiled = _SHARED.get(key)
+        compiled = _PROGRAMS.get(key)
     if compiled is None:
         compiled = _compiled(lowered, options)
         with _LOCK:
-            _SHARED[key] = compiled
-            while len(_SHARED) > _MOST_SHARED:
-                del _SHARED[next(iter(_SHARED))]
-    return lambda leaves: compiled(*(leaves[place] for place in places))
+            _PROGRAMS[key] = compiled
+            while len(_PROGRAMS) > _MAX_PROGRAMS:
+                del _PROGRAMS[next(iter(_PROGRAMS))]
+    return lambda leaves: compiled(*(leaves[index] for index in used))
 
 
 def _host_functions(jaxpr: Any) -> Iterator[Any]:
-    """Yield keys of what a program calls in Python, or prints."""
+    """Yield keys of a program's calls of Python, and of its prints."""
     for equation in jaxpr.eqns:
         params = jax.tree.leaves(equation.params)
         if "callback" in equation.primitive.name or equation.primitive.name == "debug_print":
             for param in params:
                 # JAX wraps the functions of `pure_callback` and `io_callback` anew at each trace.
-                yield known_by(getattr(param, "callback_func", param)), getattr(param, "in_tree", None)
+                yield cache_key(getattr(param, "callback_func", param)), getattr(param, "in_tree", None)
         for param in params:
             if hasattr(param, "eqns"):
                 yield from _host_functions(param)
 
 
-class _Itself:
-    """Key of an object that is equal to nothing but itself, which it holds."""
+class _ByIdentity:
+    """Key that holds an object, and equals the keys of this object alone."""
 
     def __init__(self, value: Any):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
+        return isinstance(other, _ByIdentity) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
-def known_by(value: Any) -> Any:
-    """Return a key of something that is part of a program: functions are themselves, NumPy's arrays their numbers."""
+def cache_key(value: Any) -> Any:
+    """Return the key of a constant of a program: of functions by identity, of NumPy's arrays by their numbers."""
     if isinstance(value, MethodType):
-        return _Itself(value.__self__), _Itself(value.__func__)
+        return _ByIdentity(value.__self__), _ByIdentity(value.__func__)
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     try:
         hash(value)
     except TypeError:
-        return _Itself(value)
-    return _Itself(value) if callable(value) else (type(value), value)
+        return _ByIdentity(value)
+    return _ByIdentity(value) if callable(value) else (type(value), value)
 
 
-def _usual_options() -> dict[str, Any]:
+def _default_options() -> dict[str, Any]:
     """Return the compiler's options; none on other devices, or where a user's setting asks for less."""
     has_less = jax.config.read("jax_disable_most_optimizations")
-    return {} if has_less or jax.default_backend() != "cpu" else _USUALLY
+    return {} if has_less or jax.default_backend() != "cpu" else _CPU_OPTIONS
 
 
 def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
@@ -137,7 +137,7 @@ def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
 
 
 def is_traced(tree: Any) -> bool:
-    """Tell whether JAX is tracing, or a leaf is of a trace."""
+    """Whether JAX is tracing, or a leaf is of a trace."""
     return is_tracing() or _has_tracer(tree)
 
 
@@ -145,29 +145,29 @@ def _has_tracer(tree: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def split(tree: Any, kind: Any = Array | np.ndarray) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+def split(tree: Any, array_types: Any = Array | np.ndarray) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Split a tree into its arrays, and a function that puts arrays in their places; all else stays as it is."""
     leaves, structure = jax.tree.flatten(tree)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, kind)]
-    arrays = [leaves[place] for place in places]
-    rest = dict(enumerate(leaves))  # without the arrays, which a function that is kept would hold
-    rest.update(dict.fromkeys(places))
+    indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, array_types)]
+    arrays = [leaves[index] for index in indices]
+    static = dict(enumerate(leaves))  # without the arrays, which a function that is kept would hold
+    static.update(dict.fromkeys(indices))
 
     def join(arrays: list[Any]) -> Any:
-        found = rest | dict(zip(places, arrays, strict=True))
-        return jax.tree.unflatten(structure, found.values())
+        filled = static | dict(zip(indices, arrays, strict=True))
+        return jax.tree.unflatten(structure, filled.values())
 
     return arrays, join
 
 
 def run_with_arguments(fn: Callable, arguments: Any, *trees: Any, quick: bool = False) -> Any:
-    """Run ``fn(arguments, *trees)`` compiled; what is no array among the arguments is part of the program."""
+    """Run ``fn(arguments, *trees)`` compiled; arguments other than arrays are part of the program."""
     arrays, join = split(arguments)
     return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees, quick=quick)
 
 
-def is_one_by_one() -> bool:
-    """Tell whether chains take their turns within a program, as they do on one processor.
+def is_sequential() -> bool:
+    """Whether chains take their turns within a program, as they do on one processor.
 
     XLA's batched products of small matrices are slow there: a gradient of four chains took up to five times as long at
     once as one after another, on one core and on two. In turns, chains with trajectories of several lengths do not wait
@@ -178,6 +178,6 @@ def is_one_by_one() -> bool:
 
 def over_chains(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Map a function over the leading axis of all leaves of its arguments, as ``jax.vmap`` does."""
-    if is_one_by_one():
+    if is_sequential():
         return lambda *chains: jax.lax.map(lambda chain: fn(*chain), chains)
     return jax.vmap(fn)

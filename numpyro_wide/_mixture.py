@@ -17,13 +17,13 @@ BLOCK = 2**18
 def in_blocks(fn: Callable, y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """Compute ``fn(y, mean, variance)``, entry by entry, in float64 and for a block of entries at a time."""
     flat_y, flat_mean, flat_variance = y.reshape(-1), mean.reshape(len(mean), -1), variance.reshape(len(mean), -1)
-    found = np.empty(flat_y.shape)
+    out = np.empty(flat_y.shape)
     size = max(1, BLOCK // len(mean))
     for start in range(0, len(flat_y), size):
         block = slice(start, start + size)
-        parts = (values[..., block].astype(np.float64) for values in (flat_y, flat_mean, flat_variance))
-        found[block] = fn(*parts)
-    return found.reshape(y.shape)
+        arguments = (values[..., block].astype(np.float64) for values in (flat_y, flat_mean, flat_variance))
+        out[block] = fn(*arguments)
+    return out.reshape(y.shape)
 
 
 def moments(mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> tuple[np.ndarray, np.ndarray]:
@@ -71,8 +71,8 @@ def crps(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     num_points = _num_points(mean, scale)
     by_integral = num_points < len(mean) / 2  # which then needs fewer evaluations
     spread = np.empty(mean.shape[1])
-    for part, half_mean_difference in ((~by_integral, spread_by_pairs), (by_integral, spread_by_integral)):
-        spread[part] = half_mean_difference(mean[:, part], scale[:, part])
+    for entries, half_mean_difference in ((~by_integral, spread_by_pairs), (by_integral, spread_by_integral)):
+        spread[entries] = half_mean_difference(mean[:, entries], scale[:, entries])
     return _mean_modulus(y - mean, scale).mean(axis=0) - spread
 
 
@@ -93,15 +93,15 @@ def spread_by_integral(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     mean = mean - mean[0]  # far from zero the points would be rounded
     low, high = _ends(mean, scale)
     num_points = _num_points(mean, scale)
-    found = np.empty(mean.shape[1])
+    spread = np.empty(mean.shape[1])
     for i in range(mean.shape[1]):
         points = np.linspace(low[i], high[i], num_points[i])
         total = 0.0
-        for part in np.array_split(points, 1 + len(points) * len(mean) // BLOCK):
-            below = ndtr((part - mean[:, i, None]) / scale[:, i, None]).mean(axis=0)
+        for chunk in np.array_split(points, 1 + len(points) * len(mean) // BLOCK):
+            below = ndtr((chunk - mean[:, i, None]) / scale[:, i, None]).mean(axis=0)
             total += float(np.sum(below * (1 - below)))
-        found[i] = total * (points[1] - points[0])
-    return found
+        spread[i] = total * (points[1] - points[0])
+    return spread
 
 
 def _average(values: np.ndarray, weights: Weights) -> np.ndarray:

@@ -23,7 +23,7 @@ from numpyro_wide._checks import listing
 Sites = dict[str, dict]
 # NumPyro's stack of handlers is one for all threads: a model that runs in one must not see the handlers of another.
 STACK_LOCK = threading.RLock()
-_GIVEN_TYPES = ("sample", "param", "mutable")
+_SUBSTITUTED_TYPES = ("sample", "param", "mutable")
 
 
 def run_model(
@@ -38,10 +38,10 @@ def run_model(
 ) -> Sites:
     """Run a model once, unseen by outer handlers but those that ``outside`` leaves."""
     key = jax.random.key(0) if rng_key is None else rng_key
-    given = substitute(
-        substitute_fn=lambda msg: values.get(msg["name"]) if values and msg["type"] in _GIVEN_TYPES else None
+    substitution = substitute(
+        substitute_fn=lambda msg: values.get(msg["name"]) if values and msg["type"] in _SUBSTITUTED_TYPES else None
     )
-    with STACK_LOCK, outside or block(), trace() as sites, seed(rng_seed=key), given, ExitStack() as handlers:
+    with STACK_LOCK, outside or block(), trace() as sites, seed(rng_seed=key), substitution, ExitStack() as handlers:
         for handler in inside:
             handlers.enter_context(handler)
         try:
@@ -57,19 +57,19 @@ def abstract_sites(
     model: Callable, args: tuple, kwargs: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> Sites:
     """Return the sites of a run without numbers."""
-    found: Sites = {}
-    jax.eval_shape(lambda: found.update(run_model(startable(model), args, kwargs, values=values)))
-    return found
+    sites: Sites = {}
+    jax.eval_shape(lambda: sites.update(run_model(startable(model), args, kwargs, values=values)))
+    return sites
 
 
 def startable(model: Callable) -> Callable:
     """Return a model that runs where some priors have no draws: there NumPyro finds initial values."""
 
-    def first(site: dict) -> Any:
+    def initial_value(site: dict) -> Any:
         # NumPyro warns of sites that have a value.
         return init_to_sample(site) if site["value"] is None else None
 
-    return substitute(seed(model, jax.random.key(0)), substitute_fn=first)
+    return substitute(seed(model, jax.random.key(0)), substitute_fn=initial_value)
 
 
 def sample_sites(sites: Sites) -> Sites:
@@ -152,12 +152,12 @@ def prior_sizes(
 
     A median over prior draws, of a wrapped model those of the model itself; nothing is said of improper priors.
     """
-    plain = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
-    if getattr(plain, "is_scaled", False):  # by scales that are meant, as fitted ones are
+    unwrapped = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
+    if getattr(unwrapped, "is_scaled", False):  # by scales that are meant, as fitted ones are
         return {}
     random = np.random.default_rng(0)
 
-    def drawn(index: Array, msg: dict) -> Array | None:
+    def prior_draw(index: Array, msg: dict) -> Array | None:
         """Return a draw of NumPy's: JAX's generators would be most of what is compiled."""
         if msg["type"] != "sample" or msg["is_observed"] or type(prior := unwrap(msg["fn"])) is not Normal:
             return None
@@ -165,9 +165,9 @@ def prior_sizes(
         return prior.loc + prior.scale * jnp.asarray(draws, jnp.result_type(float))[index]
 
     def squares(index: Array) -> dict[str, tuple[Array, Array]]:
-        inside = (substitute(substitute_fn=partial(drawn, index)),)
+        inside = (substitute(substitute_fn=partial(prior_draw, index)),)
         sites = observed_sites(
-            run_model(plain, args, kwargs, rng_key=jax.random.fold_in(rng_key, index), inside=inside)
+            run_model(unwrapped, args, kwargs, rng_key=jax.random.fold_in(rng_key, index), inside=inside)
         )
         return {
             name: (jnp.mean(jnp.square(site["fn"].mean)), jnp.mean(jnp.square(site["value"])))
@@ -176,10 +176,10 @@ def prior_sizes(
         }
 
     try:
-        found = jax.vmap(squares)(jnp.arange(_NUM_PRIOR_DRAWS))
+        squares_by_draw = jax.vmap(squares)(jnp.arange(_NUM_PRIOR_DRAWS))
     except NotImplementedError:  # of the method `sample`
         return {}
-    return jax.tree.map(lambda squares: jnp.sqrt(jnp.median(squares)), found)
+    return jax.tree.map(lambda squares: jnp.sqrt(jnp.median(squares)), squares_by_draw)
 
 
 def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]]) -> None:

@@ -24,7 +24,6 @@ from numpyro_wide._checks import (
     whole_number,
 )
 from numpyro_wide._traces import run_model, sample_sites
-from numpyro_wide.amortized._given import check_given
 from numpyro_wide.amortized._simulation import (
     Draws,
     bound,
@@ -38,6 +37,7 @@ from numpyro_wide.amortized._simulation import (
     simulate,
     site_names,
 )
+from numpyro_wide.amortized._training_data import check_simulations
 
 __all__ = [
     "c2st",
@@ -114,10 +114,10 @@ class Simulations:
                     f"of the same numbers, but {name!r} has shapes {values.shape} and {draws[name].shape}."
                 )
         densities = self.log_density_truth, self.log_density_draws
-        got = tuple(() if array is None else np.shape(array) for array in densities)
-        if got not in (((), ()), (sizes[:1], sizes)):
+        actual = tuple(() if array is None else np.shape(array) for array in densities)
+        if actual not in (((), ()), (sizes[:1], sizes)):
             raise ValueError(
-                f"log_density_truth and log_density_draws must have shapes {sizes[:1]} and {sizes}, but got {got}."
+                f"log_density_truth and log_density_draws must have shapes {sizes[:1]} and {sizes}, but got {actual}."
             )
 
     def _check_numbers(self) -> None:
@@ -139,8 +139,8 @@ def real_array(name: str, values: ArrayLike) -> np.ndarray:
 
 def _flat(arrays: Mapping[str, Any], names: Iterable[str], num_leading: int = 1) -> np.ndarray:
     """Join arrays by name as floats along one axis after the leading ones."""
-    parts = [np.reshape(arrays[name], (*np.shape(arrays[name])[:num_leading], -1)) for name in names]
-    return np.concatenate(parts, axis=-1, dtype=float)
+    flat_arrays = [np.reshape(arrays[name], (*np.shape(arrays[name])[:num_leading], -1)) for name in names]
+    return np.concatenate(flat_arrays, axis=-1, dtype=float)
 
 
 NUM_NULL = 1000  # simulated: a standard error of 0.7 points at level 0.95
@@ -175,7 +175,7 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
     num_draws = whole_number("num_draws", num_draws)
     ranks = real_array("ranks", ranks)
     check_ranks("ranks", ranks, num_draws)
-    return _of_ranks(ranks, num_draws).p_value
+    return _rank_coverage(ranks, num_draws).p_value
 
 
 def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
@@ -192,8 +192,8 @@ def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
 
 def _smallest_tail(counts: np.ndarray, probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
     """Return the smallest of the p-values of counts (..., m)."""
-    every = np.arange(num_simulations + 1)[:, None]
-    lower, upper = bdtr(every, num_simulations, probabilities), bdtrc(every - 1, num_simulations, probabilities)
+    possible = np.arange(num_simulations + 1)[:, None]
+    lower, upper = bdtr(possible, num_simulations, probabilities), bdtrc(possible - 1, num_simulations, probabilities)
     tails = np.minimum(1, 2 * np.minimum(lower, upper))
     return np.min(tails[counts, np.arange(tails.shape[1])], axis=-1)
 
@@ -224,9 +224,9 @@ def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.n
 
 
 def _flat_references(references: Mapping[str, ArrayLike], truth: Mapping[str, ArrayLike]) -> np.ndarray:
-    got, expected = ({name: np.shape(values) for name, values in group.items()} for group in (references, truth))
-    if got != expected:
-        raise ValueError(f"references must have the names and shapes of the truths, {expected}, but got {got}.")
+    actual, expected = ({name: np.shape(values) for name, values in group.items()} for group in (references, truth))
+    if actual != expected:
+        raise ValueError(f"references must have the names and shapes of the truths, {expected}, but got {actual}.")
     return _check_finite("the references", _flat(references, truth))
 
 
@@ -289,11 +289,11 @@ def expected_coverage(
     num_draws = simulations.num_draws
     check_one_of("region", region, ("central", "hpd"))
     if region == "hpd":
-        return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
+        return {"joint": _rank_coverage(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
     if num_draws < 2:
         raise ValueError("central intervals run between two draws, but there is one draw for each simulation.")
     ranks = sbc_ranks(simulations, rng_key=rng_key)
-    return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}
+    return {name: _central_coverage(values, num_draws) for name, values in ranks.items()}
 
 
 def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None) -> Coverage:
@@ -327,11 +327,11 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
     points = uniform if references is None else _flat_references(references, simulations.truth)
     to_truth = np.sum(np.square((truth - points) / scale), axis=-1)
     to_draws = np.sum(np.square((draws - points[:, None]) / scale), axis=-1)
-    return _of_ranks(_rank(to_truth, to_draws, rng), simulations.num_draws)
+    return _rank_coverage(_rank(to_truth, to_draws, rng), simulations.num_draws)
 
 
 def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = True) -> float:
-    """Tell draws from reference draws by a classifier: its accuracy, 0.5 where it cannot (a two-sample test).
+    """Classify draws against reference draws: the accuracy, 0.5 where they cannot be told apart (a two-sample test).
 
     As the public benchmark sbibm scores: scikit-learn's multilayer perceptron with two layers of 10 d units, five-fold
     cross-validation, both samples standardised by the reference. More draws find smaller differences; sbibm takes
@@ -352,27 +352,27 @@ def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = Tru
         0.9
     """
     check_key("rng_key", rng_key, "c2st(rng_key, draws, reference)")
-    first, second = _vectors("draws", draws), _vectors("reference", reference)
+    sample, exact_sample = _vectors("draws", draws), _vectors("reference", reference)
     names = [sorted(values) if isinstance(values, Mapping) else None for values in (draws, reference)]
-    if first.shape != second.shape or names[0] != names[1]:
+    if sample.shape != exact_sample.shape or names[0] != names[1]:
         raise ValueError(
             "draws and reference must be of the same sites, sizes and number of draws, but are arrays of shapes "
-            f"{first.shape} and {second.shape}, draws in front; thin the longer one."
+            f"{sample.shape} and {exact_sample.shape}, draws in front; thin the longer one."
         )
     from sklearn.model_selection import KFold  # optional
     from sklearn.neural_network import MLPClassifier
 
-    scale = second.std(axis=0, ddof=1)
-    loc, scale = second.mean(axis=0), np.where(scale > 0, scale, 1.0)
-    features = (np.concatenate([first, second]) - loc) / scale
-    labels = np.repeat([0, 1], len(first))
+    scale = exact_sample.std(axis=0, ddof=1)
+    loc, scale = exact_sample.mean(axis=0), np.where(scale > 0, scale, 1.0)
+    features = (np.concatenate([sample, exact_sample]) - loc) / scale
+    labels = np.repeat([0, 1], len(sample))
     seed = int(np.asarray(jax.random.bits(rng_key, (), "uint32")))
-    units = 10 * first.shape[1]
+    units = 10 * sample.shape[1]
     folds = list(KFold(n_splits=5, shuffle=True, random_state=seed).split(features))
     accuracy = []
-    for kept, left_out in late_progress(folds, shown=progress_bar, desc="classifiers"):
+    for train, test in late_progress(folds, shown=progress_bar, desc="classifiers"):
         classifier = MLPClassifier((units, units), max_iter=10_000, random_state=seed)
-        accuracy.append(classifier.fit(features[kept], labels[kept]).score(features[left_out], labels[left_out]))
+        accuracy.append(classifier.fit(features[train], labels[train]).score(features[test], labels[test]))
     return float(np.mean(accuracy))
 
 
@@ -385,24 +385,24 @@ def _vectors(name: str, draws: Any) -> np.ndarray:
     return _check_finite(name, _flat(arrays, sorted(arrays)))
 
 
-def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
+def _rank_coverage(ranks: np.ndarray, num_draws: int) -> Coverage:
     points = rank_grid(num_draws)
-    inside = [np.sum(ranks < point, axis=0) for point in points]
+    num_inside = [np.sum(ranks < point, axis=0) for point in points]
     # P(rank < r) = r/(num_draws + 1)
-    return _coverage(points / (num_draws + 1), inside, len(ranks))
+    return _coverage(points / (num_draws + 1), num_inside, len(ranks))
 
 
-def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
+def _central_coverage(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of the intervals k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]
-    inside = [np.sum(np.minimum(ranks, num_draws - ranks) >= depth, axis=0) for depth in depths]
-    return _coverage(1 - 2 * depths / (num_draws + 1), inside, len(ranks))
+    num_inside = [np.sum(np.minimum(ranks, num_draws - ranks) >= depth, axis=0) for depth in depths]
+    return _coverage(1 - 2 * depths / (num_draws + 1), num_inside, len(ranks))
 
 
-def _coverage(nominal: np.ndarray, inside: list[np.ndarray], num_simulations: int) -> Coverage:
+def _coverage(nominal: np.ndarray, num_inside: list[np.ndarray], num_simulations: int) -> Coverage:
     """Test the numbers of simulations inside of regions."""
-    counts = np.stack(inside, axis=-1)
+    counts = np.stack(num_inside, axis=-1)
     null = _null_tails(nominal, num_simulations)
     observed = _smallest_tail(counts, nominal, num_simulations)
     p_value = (1 + np.sum(null <= observed[..., None] * (1 + 1e-9), axis=-1)) / (1 + len(null))
@@ -463,12 +463,13 @@ def from_guide(
         joint = lax.map(lambda key: simulate(model, key, names), keys)
     else:
         joint = {
-            name: jnp.asarray(v[:num_simulations]) for name, v in check_given(simulations, model_sites, names).items()
+            name: jnp.asarray(v[:num_simulations])
+            for name, v in check_simulations(simulations, model_sites, names).items()
         }
         num_simulations = len(joint[names[0]])
     data = {name: joint[name] for name in names}
-    first = {name: value[0] for name, value in data.items()}
-    guide_sites = check_params(guide, guide_key, params, first)
+    first_data_set = {name: value[0] for name, value in data.items()}
+    guide_sites = check_params(guide, guide_key, params, first_data_set)
     check_guide(guide_sites, model_sites, names)
     refuse_missing("simulations", sample_sites(guide_sites), joint, "latent site of the guide")
     truth = {name: joint[name] for name in sample_sites(guide_sites)}

@@ -61,11 +61,11 @@ def chains_sharding(num_chains: int, *trees: Any) -> NamedSharding | None:
     ]
     for sharding in shardings:
         if isinstance(sharding, NamedSharding) and "chains" in sharding.mesh.shape:
-            groups = sharding.mesh.shape["chains"]
-            if num_chains % groups:
+            num_groups = sharding.mesh.shape["chains"]
+            if num_chains % num_groups:
                 raise ValueError(
-                    f"the rows are sharded for {groups} groups of chains, but there are {num_chains} chains; run a "
-                    f"multiple of {groups}."
+                    f"the rows are sharded for {num_groups} groups of chains, but there are {num_chains} chains; run a "
+                    f"multiple of {num_groups}."
                 )
             return NamedSharding(sharding.mesh, PartitionSpec("chains"))
     return None

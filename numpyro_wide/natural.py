@@ -57,8 +57,8 @@ def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
         Array(1.5, dtype=float32)
     """
     if constructor not in _DOMAINS:
-        known = ", ".join(sorted(f"natural.{known.__name__}" for known in _DOMAINS))
-        raise ValueError(f"domain takes a family of this package, one of {known}, but got {constructor!r}.")
+        families = ", ".join(sorted(f"natural.{family.__name__}" for family in _DOMAINS))
+        raise ValueError(f"domain takes a family of this package, one of {families}, but got {constructor!r}.")
     return _DOMAINS[constructor]
 
 
@@ -89,7 +89,7 @@ def _family(
     space: constraints.Constraint,
     from_natural: Callable[..., dist.Distribution],
     to_natural: Callable[[Any], Array],
-    kinds: tuple[type, ...],
+    distributions: tuple[type, ...],
     doc: str,
 ) -> Callable[..., Any]:
     """Make the constructor of a family, and register its space and its inverse."""
@@ -104,11 +104,11 @@ def _family(
                 f"natural.{name} takes {expected} along the last axis of one array, but got shape {total.shape}. "
                 "Use jnp.stack([eta1, ...], axis=-1), or eta[..., None] for a single parameter."
             )
-        if is_known(total) and (outside := ~np.asarray(space(total))).any():
-            first = np.asarray(total).reshape(-1, total.shape[-1])[outside.reshape(-1)][0]
+        if is_known(total) and (is_outside := ~np.asarray(space(total))).any():
+            invalid = np.asarray(total).reshape(-1, total.shape[-1])[is_outside.reshape(-1)][0]
             raise ValueError(
-                f"natural.{name} got natural parameters outside their space (see its docstring), first {first}. Give a "
-                "`shift` that moves an encoder's outputs inside, or map them with "
+                f"natural.{name} got natural parameters outside their space (see its docstring), first {invalid}. "
+                "Give a `shift` that moves an encoder's outputs inside, or map them with "
                 f"numpyro.distributions.biject_to(natural.domain(natural.{name}))."
             )
         return from_natural(total, validate_args=validate_args, **bounds)
@@ -116,8 +116,8 @@ def _family(
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__doc__ = doc
     _DOMAINS[constructor] = space
-    for kind in kinds:
-        parameters.register(kind)(to_natural)
+    for distribution in distributions:
+        parameters.register(distribution)(to_natural)
     return constructor
 
 
@@ -223,32 +223,32 @@ class NaturalTruncatedNormal(dist.TwoSidedTruncatedDistribution):
     def icdf(self, q: ArrayLike) -> Array:
         """Compute quantiles, in the interval."""
         q, mode, width, *form, begin, end = self._around_mode(q)
-        wanted = q * _mass(begin, end, *form)
+        target_mass = q * _mass(begin, end, *form)
 
         def halve(_: Array, ends: Array) -> Array:
             middle = ends.mean(axis=0)
-            is_below = _mass(begin, middle, *form) < wanted
+            is_below = _mass(begin, middle, *form) < target_mass
             return jnp.stack([jnp.where(is_below, middle, ends[0]), jnp.where(is_below, ends[1], middle)])
 
-        ends = jnp.stack([jnp.broadcast_to(end, wanted.shape) for end in (begin, end)])
-        found = stop_gradient(jax.lax.fori_loop(0, jnp.finfo(ends.dtype).nmant, halve, ends).mean(axis=0))
+        ends = jnp.stack([jnp.broadcast_to(end, target_mass.shape) for end in (begin, end)])
+        quantile = stop_gradient(jax.lax.fori_loop(0, jnp.finfo(ends.dtype).nmant, halve, ends).mean(axis=0))
         # A step of Newton's has the derivatives; of its value rounding is left.
-        step = (_mass(begin, found, *form) - wanted) / jnp.exp(_log_form(found, *form))
-        found -= step - stop_gradient(step)
+        step = (_mass(begin, quantile, *form) - target_mass) / jnp.exp(_log_form(quantile, *form))
+        quantile -= step - stop_gradient(step)
         is_outside = jnp.less(q, 0) | jnp.greater(q, 1)
-        return jnp.where(is_outside, jnp.nan, jnp.clip(mode + width * found, self.low, self.high))
+        return jnp.where(is_outside, jnp.nan, jnp.clip(mode + width * quantile, self.low, self.high))
 
     def _around_mode(self, value: ArrayLike) -> list[Array]:
         """Return a value, mode and width, and in units of it slope and curvature of −log density, and the ends."""
         value, low, high, loc, scale = as_floats(value, self.low, self.high, self.base_dist.loc, self.base_dist.scale)
         width = high - low
-        # Derivatives are those of the slope, from wherever it is told: the ends' would cancel.
+        # Derivatives go through the slope, right at any point of expansion: those of the ends would cancel.
         mode = stop_gradient(jnp.clip(loc, low, high))
         slope, curvature = width * (mode - loc) / scale**2, (width / scale) ** 2
         steep, curved = stop_gradient((slope, 2 * _DEPTH * curvature))
-        reach = 2 * _DEPTH / jnp.maximum(jnp.abs(steep) + jnp.sqrt(steep**2 + curved), 2 * _DEPTH)
+        half_width = 2 * _DEPTH / jnp.maximum(jnp.abs(steep) + jnp.sqrt(steep**2 + curved), 2 * _DEPTH)
         begin, end = ((bound - mode) / width for bound in (low, high))
-        ends = jnp.maximum(begin, -reach), jnp.minimum(end, reach)
+        ends = jnp.maximum(begin, -half_width), jnp.minimum(end, half_width)
         return promote_shapes(value, mode, width, slope, curvature, *ends)
 
 
@@ -259,7 +259,7 @@ def _log_form(x: Array, slope: Array, curvature: Array) -> Array:
 def _mass(begin: Array, end: Array, slope: Array, curvature: Array) -> Array:
     """Integrate the form from ``begin`` to ``end``."""
     middle, half = (begin + end) / 2, (end - begin) / 2
-    nodes, weights = (jnp.asarray(part, half.dtype).reshape(-1, *[1] * half.ndim) for part in (_NODES, _WEIGHTS))
+    nodes, weights = (jnp.asarray(rule, half.dtype).reshape(-1, *[1] * half.ndim) for rule in (_NODES, _WEIGHTS))
     form = _log_form(middle[None] + half[None] * nodes, slope[None], curvature[None])
     return half * jnp.sum(weights * jnp.exp(form), axis=0)
 
@@ -335,7 +335,7 @@ def _loc_and_scale(eta: Array) -> tuple[Array, Array]:
     return eta[..., 0] * variance, jnp.sqrt(variance)
 
 
-def _of_normal(q: dist.Normal | dist.LogNormal) -> Array:
+def _natural_of_normal(q: dist.Normal | dist.LogNormal) -> Array:
     precision = 1 / jnp.square(q.scale)
     return _stack(q.loc * precision, -0.5 * precision)
 
@@ -348,23 +348,23 @@ def _multivariate_normal(eta: Array, validate_args: bool | None) -> dist.Multiva
 
 
 _NEGATIVE, _ABOVE_MINUS_ONE = constraints.less_than(0.0), constraints.greater_than(-1.0)
-_OF_NORMAL = boxed(constraints.real, _NEGATIVE)
+_NORMAL_SPACE = boxed(constraints.real, _NEGATIVE)
 
 Normal = _family(
     "Normal",
     2,
-    _OF_NORMAL,
+    _NORMAL_SPACE,
     lambda eta, **options: dist.Normal(*_loc_and_scale(eta), **options),
-    _of_normal,
+    _natural_of_normal,
     (dist.Normal,),
     r"Normal distribution, $T(\theta) = (\theta, \theta^2)$, η = (μ/σ², −1/(2σ²)), the second negative.",
 )
 LogNormal = _family(
     "LogNormal",
     2,
-    _OF_NORMAL,
+    _NORMAL_SPACE,
     lambda eta, **options: dist.LogNormal(*_loc_and_scale(eta), **options),
-    _of_normal,
+    _natural_of_normal,
     (dist.LogNormal,),
     r"Log-normal distribution, $T(\theta) = (\log\theta, \log^2\theta)$, η as for :func:`Normal`.",
 )
@@ -445,11 +445,11 @@ Poisson = _family(
 TruncatedNormal = _family(
     "TruncatedNormal",
     2,
-    _OF_NORMAL,
+    _NORMAL_SPACE,
     lambda eta, low=0.0, high=1.0, **options: NaturalTruncatedNormal(
         dist.Normal(*_loc_and_scale(eta)), low, high, **options
     ),
-    lambda q: _of_normal(q.base_dist),
+    lambda q: _natural_of_normal(q.base_dist),
     (dist.TwoSidedTruncatedDistribution,),
     r"Normal distribution on the interval from ``low=0.0`` to ``high=1.0``, η as for :func:`Normal`.",
 )

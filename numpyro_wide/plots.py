@@ -69,15 +69,15 @@ def plot_prediction(
     ax = _axes_or_new(ax)
     style = {"color": "C0", "label": "mean"} | kwargs
     tails = np.array([(1 - level) / 2, (1 + level) / 2])
-    for name, what, alpha in (("predictive_variance", "observations", 0.15), ("variance", "function", 0.35)):
+    for name, quantity, alpha in (("predictive_variance", "observations", 0.15), ("variance", "function", 0.35)):
         if name in predictions:
             variance = np.asarray(predictions[name], float)
             low, high = (_mixture.quantile(tail, mean, variance)[order] for tail in tails)
-            label = f"{what}, {100 * level:g} %"
+            label = f"{quantity}, {100 * level:g} %"
             ax.fill_between(inputs[order], low, high, label=label, alpha=alpha, linewidth=0, color=style["color"])
     ax.plot(inputs[order], mean.mean(axis=0)[order], **style)
     if data is not None:
-        ax.plot(*(np.ravel(part) for part in data), "k.", label="data")
+        ax.plot(*(np.ravel(values) for values in data), "k.", label="data")
     ax.legend(frameon=False, fontsize="small")
     return ax
 
@@ -127,12 +127,12 @@ def plot_coverage(
     """
     ax = _axes_or_new(ax)
     named = coverage if isinstance(coverage, Mapping) else {"": coverage}
-    curves = entries_by_name({name: np.moveaxis(found.empirical, -1, 0) for name, found in named.items()}, 1)
-    some = next(iter(named.values()))
-    nominal = np.concatenate([[0], some.nominal, [1]])
+    curves = entries_by_name({name: np.moveaxis(estimate.empirical, -1, 0) for name, estimate in named.items()}, 1)
+    first_estimate = next(iter(named.values()))
+    nominal = np.concatenate([[0], first_estimate.nominal, [1]])
     for label, empirical in curves.items():
         ax.plot(nominal, np.concatenate([[0], empirical, [1]]), label=label, **{"linewidth": 1.4} | kwargs)
-    _draw_band(ax, nominal, uniformity_band(nominal, some.num_simulations, level=level), level, list(curves))
+    _draw_band(ax, nominal, uniformity_band(nominal, first_estimate.num_simulations, level=level), level, list(curves))
     ax.plot([0, 1], [0, 1], **_REFERENCE)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="credibility level", ylabel="empirical coverage")
     return ax
@@ -205,7 +205,7 @@ def plot_reliability(
     counts, hits = sizes[used], (is_right @ members)[used]
     heights, places = hits / counts, (confidence @ members)[used] / counts
     by_bin = zip(hits.astype(int), counts.astype(int), strict=True)
-    low, high = np.transpose([binomtest(*of_bin).proportion_ci(level) for of_bin in by_bin])
+    low, high = np.transpose([binomtest(*hits_and_count).proportion_ci(level) for hits_and_count in by_bin])
 
     ax = _axes_or_new(ax)
     edges = np.linspace(0, 1, len(sizes) + 1)
@@ -221,8 +221,8 @@ def plot_reliability(
 def plot_training(result: "AmortizedRunResult", *, ax: "Axes | None" = None, **kwargs: Any) -> "Axes":
     """Draw the loss of a training run and, where simulations were held out, theirs with the step that was best.
 
-    A held-out loss that rises while the loss falls tells of too few simulations for the number of steps, or too little
-    weight decay. The line is an average over a hundredth of the steps.
+    A held-out loss that rises while the loss falls is a sign of too few simulations for the number of steps, or of too
+    little weight decay. The line is an average over a hundredth of the steps.
 
     Args:
         result: result of :meth:`AmortizedForwardKL.run <numpyro_wide.AmortizedForwardKL.run>`.
@@ -286,15 +286,15 @@ def plot_effects(
     """
     check_level(level)
     names = [f"x{column}" for column in range(effects.x.shape[1])] if names is None else names
-    singles = [place for place, term in enumerate(effects.terms) if len(term) == 1]
-    pairs = [place for place, term in enumerate(effects.terms) if len(term) == 2]
-    pairs = [pairs[place] for place in np.argsort(-effects.pairs.mean(axis=0))[:num_pairs]]
+    singles = [index for index, term in enumerate(effects.terms) if len(term) == 1]
+    pairs = [index for index, term in enumerate(effects.terms) if len(term) == 2]
+    pairs = [pairs[index] for index in np.argsort(-effects.pairs.mean(axis=0))[:num_pairs]]
     panels = _panels(len(singles) + len(pairs) + 1, ax)
-    for panel, place in zip(panels, singles, strict=False):
-        (column,) = effects.terms[place]
+    for panel, index in zip(panels, singles, strict=False):
+        (column,) = effects.terms[index]
         rows = np.argsort(effects.x[:, column])
-        x, mean = effects.x[rows, column], effects.mean[place, rows]
-        half = ndtri((1 + level) / 2) * effects.sd[place, rows]
+        x, mean = effects.x[rows, column], effects.mean[index, rows]
+        half = ndtri((1 + level) / 2) * effects.sd[index, rows]
         panel.plot(x, mean, linewidth=1.2)
         panel.fill_between(x, mean - half, mean + half, alpha=0.3, linewidth=0)
         panel.plot(x, np.full(len(x), 0.03), "|", color="0.2", markersize=6, transform=panel.get_xaxis_transform())
@@ -302,9 +302,9 @@ def plot_effects(
         if panel is not panels[0]:
             panel.sharey(panels[0])
     size = np.max(np.abs(effects.mean[pairs]), initial=0.0)
-    for panel, place in zip(panels[len(singles) :], pairs, strict=False):
-        first, second = effects.terms[place]
-        style = {"c": effects.mean[place], "s": 18, "cmap": "RdBu_r", "vmin": -size, "vmax": size}
+    for panel, index in zip(panels[len(singles) :], pairs, strict=False):
+        first, second = effects.terms[index]
+        style = {"c": effects.mean[index], "s": 18, "cmap": "RdBu_r", "vmin": -size, "vmax": size}
         points = panel.scatter(*effects.x[:, [first, second]].T, edgecolors="0.6", linewidths=0.3, **style)
         panel.figure.colorbar(points, ax=panel, label="effect")
         panel.set(xlabel=names[first], ylabel=names[second])

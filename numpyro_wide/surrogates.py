@@ -80,19 +80,19 @@ def surrogate_targets(
     parameters: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     kind.check_parameters(parameters)
     kind.check_observed(values, parameters)
-    own_scale: Any  # by the curvature
+    default_scale: Any  # by the curvature
     center: Any = 0.0  # function value of the expansion
     if num_classes is not None:
         slope = jax.nn.one_hot(values, num_classes) - 1.0 / num_classes
         slope = slope @ class_contrasts(num_classes) if contrasts else slope
-        own_scale = num_classes**0.5
+        default_scale = num_classes**0.5
     elif likelihood == "bernoulli":
-        slope, own_scale = as_floats(values)[0] - 0.5, 2.0
+        slope, default_scale = as_floats(values)[0] - 0.5, 2.0
     else:
-        own_scale = (as_floats(values)[0] + 0.5) ** -0.5
-        slope, center = jnp.full_like(own_scale, -0.5), -2 * jnp.log(own_scale)
-    given = own_scale if noise_scale is None else noise_scale
-    scale = jnp.asarray(as_scale("noise_scale", given, slope.shape, slope.dtype))
+        default_scale = (as_floats(values)[0] + 0.5) ** -0.5
+        slope, center = jnp.full_like(default_scale, -0.5), -2 * jnp.log(default_scale)
+    noise_scale = default_scale if noise_scale is None else noise_scale
+    scale = jnp.asarray(as_scale("noise_scale", noise_scale, slope.shape, slope.dtype))
     return Surrogate(center + scale**2 * slope, scale)
 
 
@@ -150,22 +150,22 @@ def mean_kernel(
     check_known("mean_kernel gives numbers")
     model = model.fn if isinstance(model, ReadoutModel) else model
     count = whole_number("num_draws", num_draws, order=order)
-    given: dict[str, np.ndarray] = {}
+    fixed_draws: dict[str, np.ndarray] = {}
     if samples is not None:
         total = num_draws_of("samples", samples)
         rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
-        given = {name: np.asarray(draws)[rows] for name, draws in samples.items()}
+        fixed_draws = {name: np.asarray(draws)[rows] for name, draws in samples.items()}
         count = len(rows)
     arrays, rebuild = split((model_args, model_kwargs))
 
-    def of_draw(key: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
+    def features_of_draw(key: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
         args, kwargs = rebuild(arrays)
         return _scaled_features(run_model(model, args, kwargs, values=values, rng_key=key), features, readout)
 
     kernel: Any = 0.0
-    for place, key in enumerate(random.split(rng_key, count)):
-        values = {name: draws[place] for name, draws in given.items()}
-        psi = np.asarray(run_program(of_draw, key, values, arrays), float)
+    for index, key in enumerate(random.split(rng_key, count)):
+        values = {name: draws[index] for name, draws in fixed_draws.items()}
+        psi = np.asarray(run_program(features_of_draw, key, values, arrays), float)
         if not np.isfinite(psi).all():
             raise ValueError(f"the features {features!r} must be finite, but those of a draw are not.")
         kernel = kernel + psi @ psi.T / count

@@ -20,7 +20,7 @@ def test_the_shape_is_that_of_a_pareto_law_wherever_the_ratios_lie(shape, num_dr
     np.testing.assert_allclose(np.ptp((log_weights - log_ratios)[low]), 0, atol=1e-6)
 
 
-@pytest.mark.fault("_arviz.py", "_FEWEST = 25", "_FEWEST = 2")
+@pytest.mark.fault("_arviz.py", "_MIN_DRAWS = 25", "_MIN_DRAWS = 2")
 @pytest.mark.parametrize("num_draws", [1, 4, 20, 24])
 def test_few_draws_have_no_tail(num_draws):
     log_ratios = np.append(np.random.default_rng(0).normal(size=num_draws - 1), -np.inf if num_draws > 1 else 0) - 1000

@@ -58,9 +58,7 @@ def test_an_array_that_is_mapped_over_may_be_closed_over():
     np.testing.assert_allclose(found, [0 * X, X])
 
 
-@pytest.mark.fault(
-    "_compile.py", "dce_jaxpr(whole, [True] * len(whole.outvars))", "(whole, [True] * len(whole.invars))"
-)
+@pytest.mark.fault("_compile.py", "dce_jaxpr(full, [True] * len(full.outvars))", "(full, [True] * len(full.invars))")
 def test_which_argument_is_used_tells_programs_apart():
     assert run_program(lambda a, b: a, 1.0, 2.0) == 1
     assert run_program(lambda a, b: b, 1.0, 2.0) == 2
@@ -109,7 +107,7 @@ def in_python(kind, fn):
     return run
 
 
-@pytest.mark.fault("_compile.py", ", *_host_functions(needed)", "")
+@pytest.mark.fault("_compile.py", ", *_host_functions(pruned)", "")
 @pytest.mark.parametrize("kind", ["pure", "io"])
 def test_functions_in_python_tell_programs_apart(kind):
     """Inside of a loop, functions and methods of objects; the same ones are no other program."""
@@ -153,7 +151,7 @@ print(json.dumps(places))
 """
 
 
-@pytest.mark.fault("_compile.py", "frozenset(places)", "frozenset()")
+@pytest.mark.fault("_compile.py", "frozenset(shardings)", "frozenset()")
 def test_devices_tell_programs_apart():
     settings = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "ignore", "-c", ON_TWO_DEVICES]
@@ -169,7 +167,7 @@ def test_a_program_that_another_thread_evicts_is_still_run(monkeypatch):
         def get(self, key, default=None):
             return self.pop(key, default)
 
-    monkeypatch.setattr("numpyro_wide._compile._SHARED", Evicted())
+    monkeypatch.setattr("numpyro_wide._compile._PROGRAMS", Evicted())
     for _ in range(3):
         np.testing.assert_allclose(run_program(lambda x: 7.25 * x, X), 7.25 * X)
 
@@ -196,7 +194,7 @@ def test_a_tree_is_split_into_arrays_and_all_else():
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_options_of_another_compiler_are_left_out(quick, monkeypatch):
-    options = "_QUICKLY" if quick else "_USUALLY"
+    options = "_QUICK_OPTIONS" if quick else "_CPU_OPTIONS"
     monkeypatch.setattr(f"numpyro_wide._compile.{options}", {"xla_has_no_such_option": True})
     found = run_program(lambda x: 2.75 * x, X, quick=quick)
     np.testing.assert_allclose(found, 2.75 * X)
@@ -205,7 +203,7 @@ def test_options_of_another_compiler_are_left_out(quick, monkeypatch):
 @pytest.mark.parametrize("is_wished", [True, False])
 def test_most_optimisations_are_left_out_where_a_user_wishes_so(is_wished, monkeypatch):
     given = []
-    monkeypatch.setattr("numpyro_wide._compile._SHARED", {})
+    monkeypatch.setattr("numpyro_wide._compile._PROGRAMS", {})
     monkeypatch.setattr("numpyro_wide._compile._compiled", lambda lowered, options: given.append(options))
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", is_wished)

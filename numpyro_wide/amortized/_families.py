@@ -62,22 +62,22 @@ def _draw(key: Array, logits: Array, shift: Array, factor: Array, sample_shape: 
 @partial(jax.jit, static_argnames="dim")
 def regressions(outputs: Array, dim: int) -> tuple[Array, Array, Array]:
     """Return logits (k,), b = D c (k, d) and L = D A (k, d, d) from rows of log weight, c, log D and A's slopes."""
-    logits, loc, precision, below = _parts(outputs, dim)
+    logits, loc, precision, below = _split_outputs(outputs, dim)
     return logits, precision * loc, precision[:, :, None] * (jnp.eye(dim, dtype=below.dtype)[None] + below)
 
 
 @partial(jax.jit, static_argnames="dim")
 def covariance_factors(outputs: Array, dim: int) -> tuple[Array, Array, Array]:
     """Return logits (k,), b = L m (k, d) and L = C⁻¹ (k, d, d) from rows of log weight, m, -log diag C and C below."""
-    logits, loc, precision, below = _parts(outputs, dim)
+    logits, loc, precision, below = _split_outputs(outputs, dim)
     diagonal = jax.vmap(jnp.diag)(1 / precision)
     eye = jnp.broadcast_to(jnp.eye(dim, dtype=below.dtype), below.shape)
     factor = solve_triangular(diagonal + below, eye, lower=True)
     return logits, jnp.einsum("kij,kj->ki", factor, loc), factor
 
 
-def _parts(outputs: Array, dim: int) -> tuple[Array, Array, Array, Array]:
-    """Return logits (k,), numbers (k, d), positive numbers (k, d), and what is below the diagonal (k, d, d)."""
+def _split_outputs(outputs: Array, dim: int) -> tuple[Array, Array, Array, Array]:
+    """Return logits (k,), numbers (k, d), positive numbers (k, d), and strictly lower triangles (k, d, d)."""
     below = jnp.zeros((len(outputs), dim, dim), outputs.dtype)
     if outputs.shape[1] > 1 + 2 * dim:
         rows, columns = np.tril_indices(dim, -1)
@@ -129,10 +129,10 @@ def conditional_flow(dim: int, num_features: int) -> tuple[dict[str, Array], Cal
     # The guide runs under vmap, where equinox's checks fail; another thread has no transformations around it.
     with ThreadPoolExecutor(1) as thread:
         flow = thread.submit(build).result()
-    arrays, rest = equinox.partition(flow, equinox.is_inexact_array)
+    arrays, static = equinox.partition(flow, equinox.is_inexact_array)
     leaves, structure = jax.tree.flatten(arrays)
 
     def flow_of(params: dict[str, Array]) -> Any:
-        return equinox.combine(jax.tree.unflatten(structure, [params[str(i)] for i in range(len(leaves))]), rest)
+        return equinox.combine(jax.tree.unflatten(structure, [params[str(i)] for i in range(len(leaves))]), static)
 
     return {str(i): leaf for i, leaf in enumerate(leaves)}, flow_of

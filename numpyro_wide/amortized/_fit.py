@@ -17,24 +17,24 @@ from numpyro.infer import Predictive
 
 from numpyro_wide._checks import check_key, check_one_of, progress, whole_number
 from numpyro_wide._traces import abstract_sites, run_model
-from numpyro_wide.amortized._given import call_simulator, check_given
 from numpyro_wide.amortized._guide import FAMILIES, AutoAmortized
 from numpyro_wide.amortized._joined import JoinedGuides
 from numpyro_wide.amortized._simulation import Draws, check_simulator, latent_names, simulate, site_names
 from numpyro_wide.amortized._trainer import AmortizedForwardKL, AmortizedRunResult, AmortizedState
+from numpyro_wide.amortized._training_data import call_simulator, check_simulations
 
 _BATCH_SIZE = 256
 _LEARNING_RATE = 2e-3
 _WIDTH, _NARROW = 256, 64
 _DECAYS = (0.03, 0.3, 3.0, 30.0)
 _NUM_CYCLES = 4
-_LOOKS = 8  # at the held-out loss, in the first cycle
+_NUM_EVALUATIONS = 8  # of the held-out loss, in the first cycle
 _SMALLEST_GAIN = 0.003  # nats that a cycle must bring for the next one to be worth its steps
 _NUM_EMULATED = 30  # for each simulation
 
 
 class _Setting(NamedTuple):
-    """What is raced; no width where the encoder is the user's."""
+    """A setting to race; no width where the encoder is the user's."""
 
     factor: str
     width: int | None
@@ -144,44 +144,44 @@ def fit(
         model = partial(_sample_prior, model)
     if simulations is None:
         simulations = _simulations(simulate_key, model, args, observed, simulator, num_simulations)
-    given = check_given(simulations, abstract_sites(model, args, {}), observed)
-    order = np.asarray(random.permutation(simulate_key, len(given[observed[0]])))  # they may be sorted
-    given, num_held_out = {name: values[order] for name, values in given.items()}, max(1, len(order) // 10)
-    held_out = {name: values[-num_held_out:] for name, values in given.items()}
-    settings, data = _settings(family, _WIDTH if encoder is None else None, emulate), {False: given}
+    simulations = check_simulations(simulations, abstract_sites(model, args, {}), observed)
+    order = np.asarray(random.permutation(simulate_key, len(simulations[observed[0]])))  # they may be sorted
+    simulations, num_held_out = {name: values[order] for name, values in simulations.items()}, max(1, len(order) // 10)
+    held_out = {name: values[-num_held_out:] for name, values in simulations.items()}
+    settings, data = _settings(family, _WIDTH if encoder is None else None, emulate), {False: simulations}
     if emulate:
         guide = AutoAmortized(model, observed=observed, sites=sites)
-        data[True] = _with_emulated(emulate_key, guide, args, given, num_held_out, num_steps)
+        data[True] = _with_emulated(emulate_key, guide, args, simulations, num_held_out, num_steps)
     num_members = 2 if family == "flow" else 3
-    every, most_steps = _plan(num_steps, len(order), len(settings), num_members)
+    interval, most_steps = _plan(num_steps, len(order), len(settings), num_members)
     batch_size = min(_BATCH_SIZE, (len(order) - num_held_out) // 4)
     make = partial(AutoAmortized, model, observed=observed, family=family, sites=sites)
     guides = {
         (factor, width): make(factor=factor, encoder=_encoder(width) if width else encoder)
         for factor, width, *_ in settings
     }
-    trainers = {place: _trainer(guide, every, batch_size) for place, guide in guides.items()}
+    trainers = {architecture: _trainer(guide, interval, batch_size) for architecture, guide in guides.items()}
 
     import optax  # loaded late
 
-    def train(setting: _Setting, num_steps: int, number: int, state: AmortizedState | None) -> AmortizedRunResult:
+    def train(setting: _Setting, num_steps: int, member: int, state: AmortizedState | None) -> AmortizedRunResult:
         trainer, simulations = trainers[setting[:2]], data[setting.is_emulated]
         if state is None:
-            state = trainer.init(random.fold_in(train_key, number), *args, simulations=simulations)
+            state = trainer.init(random.fold_in(train_key, member), *args, simulations=simulations)
             decay = jnp.asarray(setting.weight_decay)
             state = state._replace(optim_state=optax.tree_utils.tree_set(state.optim_state, weight_decay=decay))
-        options: dict[str, Any] = {"simulations": simulations, "held_out": num_held_out, "evaluate_every": every}
+        options: dict[str, Any] = {"simulations": simulations, "held_out": num_held_out, "evaluate_every": interval}
         result = trainer.run(train_key, num_steps, *args, init_state=state, progress_bar=False, **options)
         bar.update(num_steps)
         return result
 
     deadline = math.inf if seconds is None else start + seconds
     with progress(total=most_steps, shown=progress_bar, desc="steps") as bar:
-        best, trials, gain, params = _race(train, settings, _LOOKS * every, deadline)
+        best, trials, gain, params = _race(train, settings, _NUM_EVALUATIONS * interval, deadline)
         members = [params]
-        for number in range(1, num_members):
+        for member in range(1, num_members):
             if time.perf_counter() < deadline:
-                members.append(train(best, trials[0]["num_steps"], number, None).params)
+                members.append(train(best, trials[0]["num_steps"], member, None).params)
     guide, params, joined, loss = _joined(guides[best[:2]], members, held_out, args)
     report = Report(trials, joined, loss, gain, time.perf_counter() - start)
     return AmortizedFit(guide, params, report, held_out, args)
@@ -194,14 +194,14 @@ def _sample_prior(distributions: Mapping[str, dist.Distribution]) -> None:
 
 
 def _simulations(
-    rng_key: Array, model: Callable, args: tuple, observed: tuple[str, ...], simulator: Callable | None, number: int
+    rng_key: Array, model: Callable, args: tuple, observed: tuple[str, ...], simulator: Callable | None, num_draws: int
 ) -> dict[str, Any]:
     """Simulate by the model, or its prior and a simulator in Python."""
-    number = whole_number("num_simulations", number, 20)
+    num_draws = whole_number("num_simulations", num_draws, 20)
     sites = abstract_sites(model, args, {})
     check_simulator(sites, observed if simulator is None else ())
-    draw = partial(lax.map, lambda key: simulate(partial(model, *args), key, observed), batch_size=min(number, 1000))
-    draws = {name: np.asarray(values) for name, values in jax.jit(draw)(random.split(rng_key, number)).items()}
+    draw = partial(lax.map, lambda key: simulate(partial(model, *args), key, observed), batch_size=min(num_draws, 1000))
+    draws = {name: np.asarray(values) for name, values in jax.jit(draw)(random.split(rng_key, num_draws)).items()}
     if simulator is None:
         return draws
     latents = {name: draws[name] for name in latent_names(sites, observed)}
@@ -219,14 +219,14 @@ def _settings(family: str, width: int | None, emulate: bool) -> list[_Setting]:
 
 
 def _plan(num_steps: int | str, num_simulations: int, num_settings: int, num_members: int) -> tuple[int, int]:
-    """Return the number of steps between looks at the held-out loss, and the most of all trainings."""
+    """Return the number of steps between evaluations of the held-out loss, and the most of all trainings."""
     race = sum(max(1, num_settings >> cycle) << cycle for cycle in range(_NUM_CYCLES))
-    least = _LOOKS * (race + (num_members - 1) * (2**_NUM_CYCLES - 1))
+    least = _NUM_EVALUATIONS * (race + (num_members - 1) * (2**_NUM_CYCLES - 1))
     if num_steps == "auto":
-        every = math.ceil(5 * num_simulations**0.5 / _LOOKS)
+        interval = math.ceil(5 * num_simulations**0.5 / _NUM_EVALUATIONS)
     else:
-        every = whole_number("num_steps", num_steps, least) // least
-    return every, every * least
+        interval = whole_number("num_steps", num_steps, least) // least
+    return interval, interval * least
 
 
 def _encoder(width: int) -> Any:
@@ -235,13 +235,13 @@ def _encoder(width: int) -> Any:
     return ResidualEncoder(width)
 
 
-def _trainer(guide: AutoAmortized, every: int, batch_size: int) -> AmortizedForwardKL:
+def _trainer(guide: AutoAmortized, interval: int, batch_size: int) -> AmortizedForwardKL:
     """Return the trainer of all weight decays: they are part of its state."""
     import optax  # loaded late
 
     def learning_rate(step: Array) -> Array:
-        place = 1 + step / (_LOOKS * every)
-        return _LEARNING_RATE / 2 * (1 + jnp.cos(math.pi * (place / 2 ** jnp.floor(jnp.log2(place)) - 1)))
+        cycles = 1 + step / (_NUM_EVALUATIONS * interval)
+        return _LEARNING_RATE / 2 * (1 + jnp.cos(math.pi * (cycles / 2 ** jnp.floor(jnp.log2(cycles)) - 1)))
 
     optimiser = optax.chain(
         optax.clip_by_global_norm(5.0),
@@ -260,7 +260,7 @@ def _are_decayed(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _race(
-    train: Callable, settings: list[_Setting], first: int, deadline: float
+    train: Callable, settings: list[_Setting], first_steps: int, deadline: float
 ) -> tuple[_Setting, list[dict[str, Any]], float, dict[str, Any]]:
     """Halve the settings from cycle to cycle; return the best, all trials, the last gain, and parameters."""
     results: dict[_Setting, AmortizedRunResult] = {}
@@ -271,8 +271,8 @@ def _race(
     for cycle in range(_NUM_CYCLES):
         for setting in settings:
             start, state = time.perf_counter(), results[setting].state if cycle else None
-            results[setting] = train(setting, first << cycle, 0, state)
-            trials[setting]["num_steps"] += first << cycle
+            results[setting] = train(setting, first_steps << cycle, 0, state)
+            trials[setting]["num_steps"] += first_steps << cycle
             trials[setting]["held_out"] = float(results[setting].state.held_out.best_loss)  # type: ignore[union-attr]
             trials[setting]["seconds"] += time.perf_counter() - start
         settings = sorted(settings, key=lambda setting: trials[setting]["held_out"])[: max(1, len(settings) // 2)]
@@ -295,8 +295,8 @@ def _joined(
         return jnp.stack([score(params, held_out) for params in members])
 
     log_probs = scores_of(guide, members)
-    place = int(jnp.argmax(log_probs.mean(1)))
-    choices = [(guide, members[place], "single", -float(log_probs[place].mean()))]
+    best = int(jnp.argmax(log_probs.mean(1)))
+    choices = [(guide, members[best], "single", -float(log_probs[best].mean()))]
     mixture, mean = (JoinedGuides(guide, is_mean=is_mean) for is_mean in (False, True))
     params = mixture.join(members)
     loss = math.log(len(members)) - float(logsumexp(log_probs, axis=0).mean())
@@ -309,24 +309,24 @@ def _joined(
 def _with_emulated(
     rng_key: Array, guide: AutoAmortized, args: tuple, simulations: Draws, held_out: int, num_steps: int | str
 ) -> dict[str, Any]:
-    """Put simulations by a network in front: a guide for the data, given the latents, of those that are trained on."""
+    """Put simulations by a network in front: a guide for the data given the latents, trained on the simulations."""
     fit_key, draw_key, noise_key = random.split(rng_key, 3)
     latents = guide.latents(run_model(guide.model, args))
     real = {name: np.asarray(simulations[name][:-held_out], float) for name in guide.observed}
     are_counts = {name: np.array_equal(x, np.round(x)) and x.min() >= 0 for name, x in real.items()}
     # Square roots of counts, made continuous, have nearly the same noise everywhere.
     noise = np.random.default_rng(np.asarray(random.bits(noise_key, (4,), "uint32")))
-    learnt = {name: np.sqrt(x + noise.random(x.shape)) if are_counts[name] else x for name, x in real.items()}
+    training_data = {name: np.sqrt(x + noise.random(x.shape)) if are_counts[name] else x for name, x in real.items()}
     for name, latent in latents.items():
-        learnt[name] = np.asarray(jax.jit(jax.vmap(latent.transform.inv))(simulations[name][:-held_out]))
+        training_data[name] = np.asarray(jax.jit(jax.vmap(latent.transform.inv))(simulations[name][:-held_out]))
     positive = [name for name, x in real.items() if not are_counts[name] and x.min() > 0]
 
     def data_model() -> None:  # names, shapes and supports
-        for name, x in learnt.items():
+        for name, x in training_data.items():
             prior = (dist.LogNormal if name in positive else dist.Normal)(0, 1)
             numpyro.sample(name, prior.expand(x.shape[1:]).to_event(x.ndim - 1))
 
-    options: dict[str, Any] = {"observed": tuple(latents), "simulations": learnt, "sites": guide.observed}
+    options: dict[str, Any] = {"observed": tuple(latents), "simulations": training_data, "sites": guide.observed}
     options |= {"num_steps": num_steps, "encoder": _encoder(2 * _WIDTH), "progress_bar": False}
     fits = [fit(fit_key, data_model, family=family, **options) for family in ("independent", "normal")]
     emulator = min(fits, key=lambda fit: fit.report.held_out)
@@ -334,17 +334,17 @@ def _with_emulated(
     def draw(key: Array) -> Draws:
         prior_key, data_key = random.split(key)
         draws = simulate(partial(guide.model, *args), prior_key, ())
-        known = {name: latent.transform.inv(draws[name]) for name, latent in latents.items()}
-        data = {name: values[0] for name, values in emulator.sample(data_key, known, 1).items()}
+        coordinates = {name: latent.transform.inv(draws[name]) for name, latent in latents.items()}
+        data = {name: values[0] for name, values in emulator.sample(data_key, coordinates, 1).items()}
         return {name: draws[name] for name in latents} | data
 
-    number = _NUM_EMULATED * len(simulations[guide.observed[0]])
-    draws = jax.jit(partial(lax.map, draw, batch_size=1000))(random.split(draw_key, number))
-    emulated, is_known = {name: np.asarray(values) for name, values in draws.items()}, np.ones(number, bool)
+    num_emulated = _NUM_EMULATED * len(simulations[guide.observed[0]])
+    draws = jax.jit(partial(lax.map, draw, batch_size=1000))(random.split(draw_key, num_emulated))
+    emulated, is_inside = {name: np.asarray(values) for name, values in draws.items()}, np.ones(num_emulated, bool)
     for name, x in real.items():
         if are_counts[name]:
             emulated[name] = np.clip(np.floor(np.maximum(emulated[name], 0) ** 2), x.min(0), x.max(0))
         # What lies beyond all simulations the network has not learnt.
-        inside = (emulated[name] >= x.min(0)) & (emulated[name] <= x.max(0))
-        is_known &= inside.reshape(number, -1).all(axis=1)
-    return {name: np.concatenate([values[is_known], simulations[name]]) for name, values in emulated.items()}
+        in_range = (emulated[name] >= x.min(0)) & (emulated[name] <= x.max(0))
+        is_inside &= in_range.reshape(num_emulated, -1).all(axis=1)
+    return {name: np.concatenate([values[is_inside], simulations[name]]) for name, values in emulated.items()}

@@ -23,7 +23,6 @@ from numpyro_wide.amortized._families import (
     covariance_factors,
     regressions,
 )
-from numpyro_wide.amortized._given import finite
 from numpyro_wide.amortized._simulation import (
     Draws,
     bound,
@@ -34,6 +33,7 @@ from numpyro_wide.amortized._simulation import (
     refuse_missing,
     site_names,
 )
+from numpyro_wide.amortized._training_data import finite
 from numpyro_wide.natural import NaturalTruncatedNormal
 
 FAMILIES = ("normal", "independent", "mixture", "flow")
@@ -159,26 +159,27 @@ class AutoAmortized:
             latents, _ = self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())
         else:
             latents = self.latents(sites)
-        mend = f"Where others are nuisances, pass the guide sites={[name for name in latents if name in simulations]}."
-        refuse_missing("simulations", latents, simulations, "latent site", mend)
+        simulated = [name for name in latents if name in simulations]
+        remedy = f"Where others are nuisances, pass the guide sites={simulated}."
+        refuse_missing("simulations", latents, simulations, "latent site", remedy)
         return self._standardisation(simulations, latents)
 
     def _standardisation(self, simulations: Mapping[str, Any], latents: dict[str, "_Latent"]) -> dict[str, Any]:
-        """Compute the constants, given what is known of the latents."""
-        found: dict[str, Any] = {"latents": {}, "observed": {}}
+        """Compute the constants, of the coordinates of the latents."""
+        constants: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
             values = jax.jit(jax.vmap(latent.transform.inv))(jnp.asarray(simulations[name]))
             loc, scale = _moments(np.asarray(values, float).reshape(len(values), -1))
-            found["latents"][name] = {"loc": loc, "scale": scale}
+            constants["latents"][name] = {"loc": loc, "scale": scale}
         for name in self.observed:
             values = np.asarray(simulations[name], float)
             if self.pool and values.ndim > 1:
-                found["log_rows"] = np.log(values.shape[1])
+                constants["log_rows"] = np.log(values.shape[1])
                 values = values.reshape(-1, *values.shape[2:])
             unit = _log_unit(values)
             loc, scale = _moments(np.asarray(_signed_log(values, unit)))
-            found["observed"][name] = {"loc": loc, "scale": scale, "unit": unit}
-        return {f"{self.prefix}_constants": jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found)}
+            constants["observed"][name] = {"loc": loc, "scale": scale, "unit": unit}
+        return {f"{self.prefix}_constants": jax.tree.map(lambda leaf: jnp.asarray(leaf, float), constants)}
 
     def typicality(
         self,
@@ -190,13 +191,13 @@ class AutoAmortized:
         simulations: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Typicality:
-        """Tell whether an observation is like the simulations that the guide was trained on.
+        """Measure how far an observation lies from the simulations that the guide was trained on.
 
         A network's answer means little where it has not been trained. The distance is Mahalanobis's, of the encoder's
         features; moments are those of one half of the simulations, the p-value is the rank among the others: below
         0.01, say, the observation is unlike them.
 
-        The p-value is at least 2 / (2 + number of simulations): few of them can tell nothing.
+        The p-value is at least 2 / (2 + number of simulations): few of them show nothing.
 
         ``params`` and ``observed_values`` are as of :func:`numpyro_wide.amortized.importance_sample`, ``simulations``,
         {site: (n, ...)}, in the place of ``num_simulations`` new ones; other arguments are those of the model.
@@ -207,8 +208,8 @@ class AutoAmortized:
         model, guide = bound(self.model, self, args, kwargs)
         check_params(guide, rng_key, params, values)
         if simulations is None:
-            number = whole_number("num_simulations", num_simulations, 4)
-            _, simulations = self._simulate(model, random.split(rng_key, number), self.observed)
+            keys = random.split(rng_key, whole_number("num_simulations", num_simulations, 4))
+            _, simulations = self._simulate(model, keys, self.observed)
         refuse_missing("simulations", self.observed, simulations)
         constants = params[f"{self.prefix}_constants"]
 
@@ -217,14 +218,14 @@ class AutoAmortized:
                 return self.features(values, constants)
 
         data = {name: jnp.asarray(simulations[name]) for name in self.observed}
-        found = np.asarray(jax.jit(jax.vmap(features))(data), float)
-        found = found[np.isfinite(found).all(axis=1)]
-        half = len(found) // 2
-        covariance = np.atleast_2d(np.cov(found[:half].T, bias=True))
+        encoded = np.asarray(jax.jit(jax.vmap(features))(data), float)
+        encoded = encoded[np.isfinite(encoded).all(axis=1)]
+        half = len(encoded) // 2
+        covariance = np.atleast_2d(np.cov(encoded[:half].T, bias=True))
         # Features are more than the latents and data they vary with: directions without variance weigh little.
         covariance += 1e-3 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
         root = np.linalg.cholesky(covariance)
-        compared = np.stack([np.asarray(features(values), float), *found[half:]]) - found[:half].mean(0)
+        compared = np.stack([np.asarray(features(values), float), *encoded[half:]]) - encoded[:half].mean(0)
         distances = np.linalg.norm(np.linalg.solve(root, compared.T), axis=0)
         p_value = (1 + np.sum(distances[1:] >= distances[0])) / len(distances)
         return Typicality(float(distances[0]), float(p_value))
@@ -236,27 +237,27 @@ class AutoAmortized:
             for name in self.observed
         }
         if self.pool is None:
-            (first, *others) = inputs.values()
-            whole = jnp.concatenate([value.reshape(-1) for value in inputs.values()]) if others else first
-            return self._encode("encoder", self.encoder, whole[None])[0]
+            (array, *more_arrays) = inputs.values()
+            vector = jnp.concatenate([value.reshape(-1) for value in inputs.values()]) if more_arrays else array
+            return self._encode("encoder", self.encoder, vector[None])[0]
         rows = [value.reshape(len(value), -1) for value in inputs.values() if value.ndim]
-        numbers = {len(value) for value in rows}
-        if len(numbers) != 1:
+        lengths = {len(value) for value in rows}
+        if len(lengths) != 1:
             shapes = [value.shape for value in inputs.values()]
             raise ValueError(
                 f"pool='rows' needs observed sites with a first axis of one length, but their shapes are {shapes}."
             )
         pooled = self._encode("encoder", self.encoder, jnp.concatenate(rows, axis=1)).mean(0)
-        log_rows = jnp.log(jnp.asarray(numbers.pop(), float)) - constants["log_rows"]
-        rest = [value[None] for value in inputs.values() if not value.ndim]
-        return self._encode("pooled", None, jnp.concatenate([pooled, log_rows[None], *rest])[None])[0]
+        log_rows = jnp.log(jnp.asarray(lengths.pop(), float)) - constants["log_rows"]
+        scalars = [value[None] for value in inputs.values() if not value.ndim]
+        return self._encode("pooled", None, jnp.concatenate([pooled, log_rows[None], *scalars])[None])[0]
 
     def latents(self, sites: Sites) -> dict[str, "_Latent"]:
         """Read the latents off one run of the model."""
-        known = latent_names(sites, self.observed)
-        names = [name for name in known if not sites[name]["fn"].support.is_discrete]
+        candidates = latent_names(sites, self.observed)
+        names = [name for name in candidates if not sites[name]["fn"].support.is_discrete]
         if not names:
-            raise ValueError(f"AutoAmortized needs a continuous latent site, but the model has {listing(known)}.")
+            raise ValueError(f"AutoAmortized needs a continuous latent site, but the model has {listing(candidates)}.")
         if self.sites is not None:
             check_names_known("sites", self.sites, names, kind="continuous latent site")
             names = [name for name in names if name in self.sites]
@@ -317,10 +318,10 @@ class AutoAmortized:
         """Compute (size,) linear functions of the features, at first ``start``."""
         dtype = features.dtype
 
-        def first(key: Array) -> dict[str, Array]:
+        def initial(key: Array) -> dict[str, Array]:
             return {"kernel": jnp.zeros((len(features), size), dtype), "bias": start(key).astype(dtype)}
 
-        layer = numpyro.param(f"{self.prefix}_head", first)
+        layer = numpyro.param(f"{self.prefix}_head", initial)
         return features @ layer["kernel"] + layer["bias"]
 
     def _sample_normals(self, latents: dict[str, "_Latent"], features: Array) -> Draws:
@@ -331,27 +332,27 @@ class AutoAmortized:
 
         def start(key: Array) -> Array:
             # Components that start alike would stay alike.
-            apart = random.normal(key, (num, dim)) if num > 1 else jnp.zeros((num, dim))
-            return jnp.concatenate([jnp.zeros((num, 1)), apart, jnp.zeros((num, dim + below))], axis=1).reshape(-1)
+            spread = random.normal(key, (num, dim)) if num > 1 else jnp.zeros((num, dim))
+            return jnp.concatenate([jnp.zeros((num, 1)), spread, jnp.zeros((num, dim + below))], axis=1).reshape(-1)
 
         outputs = self._head(features, num * (1 + 2 * dim + below), start).reshape(num, -1)
         logits, target, factor = _FACTORS[self.factor](outputs, dim)
         values: Draws = {}
-        known, first = jnp.zeros(0, target.dtype), 0  # standardised values of the sites before
+        previous, begin = jnp.zeros(0, target.dtype), 0  # standardised values of the sites before
         for (name, latent), size in zip(latents.items(), sizes, strict=True):
-            end = first + size
-            of_site = factor[:, first:end]
-            shift = target[:, first:end] - jnp.einsum("kij,j->ki", of_site[:, :, :first], known)
+            end = begin + size
+            site_factor = factor[:, begin:end]
+            shift = target[:, begin:end] - jnp.einsum("kij,j->ki", site_factor[:, :, :begin], previous)
             if self.family == "independent" and latent.bounds:
-                outputs_of_site = outputs[0, 1 + first : 1 + end], jnp.diagonal(factor[0])[first:end]
-                values[name] = numpyro.sample(name, latent.truncated(*outputs_of_site))
-                known, first = jnp.zeros(end, known.dtype), end  # to which nothing is proportional
+                site_outputs = outputs[0, 1 + begin : 1 + end], jnp.diagonal(factor[0])[begin:end]
+                values[name] = numpyro.sample(name, latent.truncated(*site_outputs))
+                previous, begin = jnp.zeros(end, previous.dtype), end  # to which nothing is proportional
                 continue
-            fn = ConditionalNormals(logits, shift, of_site[:, :, first:end])
+            fn = ConditionalNormals(logits, shift, site_factor[:, :, begin:end])
             values[name] = numpyro.sample(name, latent.constrained(fn))
-            own = latent.standardised(values[name])
-            logits = logits + fn.component_log_probs(own)
-            known, first = jnp.concatenate([known, own]), end
+            standardised = latent.standardised(values[name])
+            logits = logits + fn.component_log_probs(standardised)
+            previous, begin = jnp.concatenate([previous, standardised]), end
         return values
 
     def _sample_flow(self, latents: dict[str, "_Latent"], features: Array) -> Draws:
@@ -361,16 +362,16 @@ class AutoAmortized:
         flow = flow_of(numpyro.param(f"{self.prefix}_flow", leaves))
         drawn = flow.sample(typed(numpyro.prng_key()), condition=features)
         values: Draws = {}
-        known, first = jnp.zeros(0, drawn.dtype), 0
+        previous, begin = jnp.zeros(0, drawn.dtype), 0
 
-        def log_prob(known: Array, value: Array) -> Array:
-            return flow.log_prob(jnp.concatenate([known, value.astype(drawn.dtype)]), condition=features)
+        def log_prob(previous: Array, value: Array) -> Array:
+            return flow.log_prob(jnp.concatenate([previous, value.astype(drawn.dtype)]), condition=features)
 
         for name, latent in latents.items():
-            end = first + latent.size
-            fn = JointPart(drawn[first:end], partial(log_prob, known) if end == dim else None)
+            end = begin + latent.size
+            fn = JointPart(drawn[begin:end], partial(log_prob, previous) if end == dim else None)
             values[name] = numpyro.sample(name, latent.constrained(fn))
-            known, first = jnp.concatenate([known, latent.standardised(values[name])]), end
+            previous, begin = jnp.concatenate([previous, latent.standardised(values[name])]), end
         return values
 
 
@@ -401,8 +402,8 @@ class _Latent(NamedTuple):
 
     def constrained(self, fn: dist.Distribution) -> dist.Distribution:
         """Return a distribution of standardised vectors (size,) as one of the site's values."""
-        parts = [AffineTransform(self.loc, self.scale), ReshapeTransform(self.shape, (self.size,)), self.transform]
-        transformed = dist.TransformedDistribution(fn, parts)
+        transforms = [AffineTransform(self.loc, self.scale), ReshapeTransform(self.shape, (self.size,)), self.transform]
+        transformed = dist.TransformedDistribution(fn, transforms)
         return transformed.to_event(len(transformed.batch_shape))
 
     def truncated(self, loc: Array, precision: Array) -> dist.Distribution:
@@ -438,8 +439,8 @@ def _log_unit(values: np.ndarray) -> np.ndarray:
     least, low, middle = np.nanquantile(size, [0.0, 0.05, 0.5], axis=0)
     # Without zeros the unit is small, so that this is the logarithm itself.
     unit = np.where(has_both_signs, middle, np.where((values == 0).any(axis=0), low, 0.1 * least))
-    before, after = _fourth_moment(values), _fourth_moment(np.asarray(_signed_log(values, unit)))
-    return np.where((before > _HEAVY) & (after < before), unit, 0.0)
+    raw_moment, log_moment = _fourth_moment(values), _fourth_moment(np.asarray(_signed_log(values, unit)))
+    return np.where((raw_moment > _HEAVY) & (log_moment < raw_moment), unit, 0.0)
 
 
 def _fourth_moment(values: np.ndarray) -> np.ndarray:
@@ -451,7 +452,7 @@ def _signed_log(values: Any, unit: Any) -> Any:
     """Take columns with a unit to their signed logarithm."""
     numpy: Any = np if isinstance(values, np.ndarray) else jnp
     # log(1 + |x|/c), whose ratio may overflow.
-    size, unit_size = (numpy.where(part == 0, 1.0, numpy.abs(part)) for part in (values, unit))
+    size, unit_size = (numpy.where(array == 0, 1.0, numpy.abs(array)) for array in (values, unit))
     logarithm = numpy.sign(values) * numpy.logaddexp(0.0, numpy.log(size) - numpy.log(unit_size))
     return numpy.where(unit > 0, logarithm, values)
 

@@ -73,9 +73,9 @@ def importance_sample(
         ...     numpyro.sample("y", dist.Normal(numpyro.sample("z", dist.Normal(0, 1)), 1))
         >>> def guide(observed_values):
         ...     numpyro.sample("z", dist.Normal(0.4 * observed_values["y"], 1.0))
-        >>> found = importance_sample(jax.random.key(0), 2000, model, guide, {}, {"y": 1.0})
-        >>> mean = float((jax.numpy.exp(found.log_weights) * found.samples["z"]).sum())
-        >>> abs(mean - 0.5) < 0.08, found.pareto_k < 0.7  # exact: 1/2
+        >>> sample = importance_sample(jax.random.key(0), 2000, model, guide, {}, {"y": 1.0})
+        >>> mean = float((jax.numpy.exp(sample.log_weights) * sample.samples["z"]).sum())
+        >>> abs(mean - 0.5) < 0.08, sample.pareto_k < 0.7  # exact: 1/2
         (True, True)
     """
     order = "(rng_key, num_samples, model, guide, params, observed_values)"
@@ -111,10 +111,11 @@ def importance_sample(
 
 
 def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str, ...]) -> None:
-    left_out = [name for name in latent_names(model_sites, observed) if name not in guide_sites]
-    if left_out:
+    marginalised = [name for name in latent_names(model_sites, observed) if name not in guide_sites]
+    if marginalised:
         raise ValueError(
-            f"importance weights need a guide of all latents, but it marginalises {listing(left_out)}; add these sites."
+            f"importance weights need a guide of all latents, but it marginalises {listing(marginalised)}; add these "
+            "sites."
         )
     implicit = [
         name

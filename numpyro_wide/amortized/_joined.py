@@ -46,16 +46,16 @@ class JoinedGuides(AutoAmortized):
         def guide(values: Draws) -> Draws:
             return self.member(values, *args, **kwargs)
 
-        def log_prob(before: Draws, name: str, value: Array) -> Array:
+        def log_prob(previous: Draws, name: str, value: Array) -> Array:
             def single(params: dict[str, Any]) -> Array:
-                latents = {**before, name: value}
+                latents = {**previous, name: value}
                 return log_density(run_guide(guide, draw_key, params | constants, observed_values, latents))
 
             log_probs = jax.vmap(single)(members)
             return logsumexp(log_probs) - jnp.log(len(log_probs))
 
-        place = random.randint(member_key, (), 0, len(jax.tree.leaves(members)[0]))
-        params = jax.tree.map(lambda leaf: leaf[place], members)
+        index = random.randint(member_key, (), 0, len(jax.tree.leaves(members)[0]))
+        params = jax.tree.map(lambda leaf: leaf[index], members)
         sites = sample_sites(run_guide(guide, draw_key, params | constants, observed_values))
         values: Draws = {}
         for name, site in sites.items():

@@ -15,11 +15,11 @@ from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sit
 Draws = dict[str, Array]
 
 
-def site_names(given: str | Sequence[str], role: str = "observed") -> tuple[str, ...]:
+def site_names(value: str | Sequence[str], role: str = "observed") -> tuple[str, ...]:
     """Return names of sites as a tuple."""
-    names = (given,) if isinstance(given, str) or not isinstance(given, Sequence) else tuple(given)
+    names = (value,) if isinstance(value, str) or not isinstance(value, Sequence) else tuple(value)
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{role} must be the name of a site, or a sequence of names, but is {given!r}.")
+        raise ValueError(f"{role} must be the name of a site, or a sequence of names, but is {value!r}.")
     return names
 
 
@@ -77,10 +77,10 @@ def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
     candidates = values_of_type(sites, "sample", "deterministic")
     remedy = "What is simulated elsewhere is given as simulations=, of fit, run, typicality and from_guide."
     check_names_known("observed", observed, candidates, kind="sample or deterministic site", remedy=remedy)
-    given = [name for name, site in sample_sites(sites).items() if site["is_observed"]]
-    if given:
+    fixed = [name for name, site in sample_sites(sites).items() if site["is_observed"]]
+    if fixed:
         raise ValueError(
-            f"the model must simulate every site, but {listing(given)} have given values (obs=..., or a factor). "
+            f"the model must simulate every site, but {listing(fixed)} have given values (obs=..., or a factor). "
             "Give its argument for the data the default None, and pass obs=None on."
         )
     if names := values_of_type(sites, "param", "mutable"):
@@ -148,18 +148,18 @@ def check_params(
     guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Mapping[str, Any]
 ) -> Sites:
     """Run the guide once, and refuse parameters that lack a site."""
-    kind, mend = "param and mutable sites of the guide", "Pass a trainer's run(...).params or get_params(state)."
+    kind, remedy = "param and mutable sites of the guide", "Pass a trainer's run(...).params or get_params(state)."
     if not isinstance(params, Mapping):
-        raise ValueError(f"params must be a dictionary of the {kind}, but got {kind_of(params)}. {mend}")
+        raise ValueError(f"params must be a dictionary of the {kind}, but got {kind_of(params)}. {remedy}")
     recorder = Recorder(guide)
     try:
         sites = run_guide(recorder, rng_key, params, observed_values)
     except Exception:
         # Such as NumPyro's assertion on a flax module's parameters and state.
-        refuse_missing("params", recorder.values, params, kind, mend)
+        refuse_missing("params", recorder.values, params, kind, remedy)
         raise
-    held = [name for name, value in recorder.values.items() if value is not None]
-    refuse_missing("params", held, params, kind, mend)
+    recorded = [name for name, value in recorder.values.items() if value is not None]
+    refuse_missing("params", recorded, params, kind, remedy)
     return sites
 
 
@@ -175,10 +175,10 @@ class Recorder(Messenger):
             self.values[msg["name"]] = jax.tree.map(lambda leaf: leaf, msg["value"])
 
 
-def refuse_missing(role: str, names: Iterable[str], values: Any, kind: str = "observed site", mend: str = "") -> None:
+def refuse_missing(role: str, names: Iterable[str], values: Any, kind: str = "observed site", remedy: str = "") -> None:
     """Refuse anything but a dictionary with the named sites."""
     is_dictionary = isinstance(values, Mapping)
     if missing := [name for name in names if not is_dictionary or name not in values]:
-        came = listing(values) if is_dictionary else kind_of(values)
-        message = f"{role} must be a dictionary with the {kind} {listing(missing)}, but got {came}. {mend}"
+        received = listing(values) if is_dictionary else kind_of(values)
+        message = f"{role} must be a dictionary with the {kind} {listing(missing)}, but got {received}. {remedy}"
         raise ValueError(message.rstrip())

@@ -18,9 +18,8 @@ from numpyro.optim import Minimize
 from numpyro.util import not_jax_tracer
 
 from numpyro_wide._checks import are_known, check_key, progress, whole_number
-from numpyro_wide._compile import known_by, run_program, split
+from numpyro_wide._compile import cache_key, run_program, split
 from numpyro_wide._traces import abstract_sites, run_model, values_of_type
-from numpyro_wide.amortized._given import call_simulator, check_given, epochs, set_apart
 from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
 from numpyro_wide.amortized._simulation import (
     Draws,
@@ -36,6 +35,7 @@ from numpyro_wide.amortized._simulation import (
     simulate,
     site_names,
 )
+from numpyro_wide.amortized._training_data import call_simulator, check_simulations, epochs, split_held_out
 
 AXIS_NAME = "simulations"
 # Most numbers in the simulations of a block of steps, and its length.
@@ -155,11 +155,11 @@ class AmortizedForwardKL:
         model_key, guide_key, run_key = random.split(rng_key, 3)
         model, guide = bound(self.model, self.guide, args, kwargs)
         model_sites = abstract_sites(model, (), {})
-        given = simulations or {}
-        simulated = tuple(name for name in self.observed if name in model_sites or name not in given)
+        stored = simulations or {}
+        simulated = tuple(name for name in self.observed if name in model_sites or name not in stored)
         check_simulator(model_sites, simulated)
-        if given and hasattr(self.guide, "standardisation"):  # as AutoAmortized has
-            init_params = {**self.guide.standardisation(given, *args, **kwargs), **(init_params or {})}
+        if stored and hasattr(self.guide, "standardisation"):  # as AutoAmortized has
+            init_params = {**self.guide.standardisation(stored, *args, **kwargs), **(init_params or {})}
         latents: list[str] = []
 
         def single(observed_values: Draws) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -171,8 +171,8 @@ class AmortizedForwardKL:
             if not params:
                 raise ValueError("the guide must have a param site, but has none; add numpyro.param or flax_module.")
             supports = {name: sites[name]["kwargs"].get("constraint", constraints.real) for name in params}
-            held = {name: value for name, value in recorder.values.items() if value is not None}
-            return params, {name: value for name, value in held.items() if name not in params}, supports
+            recorded = {name: value for name, value in recorder.values.items() if value is not None}
+            return params, {name: value for name, value in recorded.items() if name not in params}, supports
 
         def start(data: Draws) -> tuple[Any, dict[str, Any] | None, dict[str, Any]]:
             draws = data or simulate(model, model_key, self.observed)
@@ -184,7 +184,7 @@ class AmortizedForwardKL:
             params, mutable = jax.tree.map(_strongly_typed, (params, mutable))
             return self.optim.init(params), mutable or None, supports
 
-        data = {name: given[name][0] for name in self.observed} if given else {}
+        data = {name: stored[name][0] for name in self.observed} if stored else {}
         optim_state, mutable, supports = run_program(start, data, quick=True)
         if simulations is not None:
             refuse_missing("simulations", latents, simulations, "latent site of the guide")
@@ -200,15 +200,15 @@ class AmortizedForwardKL:
 
     def update(self, state: AmortizedState, *args: Any, **kwargs: Any) -> tuple[AmortizedState, Array]:
         """Take one step on fresh simulations; return the new state, and the loss before the step."""
-        return self._knowing(state, args, kwargs)._step(state, stable=False)
+        return self._initialised(state, args, kwargs)._step(state, stable=False)
 
     def stable_update(self, state: AmortizedState, *args: Any, **kwargs: Any) -> tuple[AmortizedState, Array]:
         """Take one step as :meth:`update` does, but skip it where the loss or its gradient is not finite."""
-        return self._knowing(state, args, kwargs)._step(state, stable=True)
+        return self._initialised(state, args, kwargs)._step(state, stable=True)
 
     def evaluate(self, state: AmortizedState, *args: Any, **kwargs: Any) -> Array:
         """Evaluate the loss of the next :meth:`update`, averaged over the batch: a scalar."""
-        trainer = self._knowing(state, args, kwargs)
+        trainer = self._initialised(state, args, kwargs)
         batch = trainer._batch(state.rng_key, state.step)
         return trainer._loss(self.optim.get_params(state.optim_state), state.mutable_state, batch)[0]
 
@@ -240,8 +240,8 @@ class AmortizedForwardKL:
             stable_update: whether to skip steps with a loss or gradient that is not finite.
             init_state: state to continue from.
             init_params: first values of param and mutable sites, by name.
-            held_out: number of held-out simulations, the last of given ones; the parameters of their smallest loss are
-                returned, be they of this run or of those that ``init_state`` comes from.
+            held_out: number of held-out simulations, the last of ``simulations``; the parameters of their smallest loss
+                are returned, be they of this run or of those that ``init_state`` comes from.
             evaluate_every: steps between held-out evaluations, num_steps / 20 by default.
             patience: number of evaluations without improvement before a stop; None for all steps.
             simulations: simulations {site: (n, ...)} of latents and data to train on instead of fresh ones, shuffled
@@ -254,51 +254,53 @@ class AmortizedForwardKL:
             raise ValueError(
                 "evaluate_every and patience are about held-out simulations; pass their number, held_out=1000."
             )
-        every = window if evaluate_every is None else whole_number("evaluate_every", evaluate_every)
+        interval = window if evaluate_every is None else whole_number("evaluate_every", evaluate_every)
         if patience is not None:
             patience = whole_number("patience", patience)
-        given = training = apart = None
+        stored = training = held_out_data = None
         if simulations is not None:
-            given = check_given(simulations, abstract_sites(self.model, args, kwargs), self.observed)
-            training, apart = set_apart(given, held_out, self.batch_size)
+            stored = check_simulations(simulations, abstract_sites(self.model, args, kwargs), self.observed)
+            training, held_out_data = split_held_out(stored, held_out, self.batch_size)
         if init_state is None:
-            first = self.init(rng_key, *args, init_params=init_params, simulations=given, **kwargs)
+            first_state = self.init(rng_key, *args, init_params=init_params, simulations=stored, **kwargs)
         else:
-            first = init_state
-            self._knowing(first, args, kwargs, given)
+            first_state = init_state
+            self._initialised(first_state, args, kwargs, stored)
         train, evaluate, arrays = self._compiled(args, kwargs)
 
-        stretch = window if progress_bar else num_steps  # after which numbers are shown
-        longest = min(stretch, every) if held_out else stretch
-        capacity = max(64, 1 << (longest - 1).bit_length())
-        state, done, to_look = first, 0, num_steps + 1
+        report_interval = window if progress_bar else num_steps  # of the bar's numbers
+        max_length = min(report_interval, interval) if held_out else report_interval
+        capacity = max(64, 1 << (max_length - 1).bit_length())
+        state, num_done, until_evaluation = first_state, 0, num_steps + 1
         best: HeldOut | None = None
-        parts: list[Array] = []
+        loss_blocks: list[Array] = []
         if held_out:
-            none = jnp.zeros(0, jnp.int32), jnp.zeros(0)
-            best = state.held_out or HeldOut(*none, self.get_params(state), jnp.asarray(jnp.inf), state.step)
+            empty = jnp.zeros(0, jnp.int32), jnp.zeros(0)
+            best = state.held_out or HeldOut(*empty, self.get_params(state), jnp.asarray(jnp.inf), state.step)
             if best.steps.size:  # these arguments and simulations may be others than those of the loss
-                loss = evaluate(best.best_params, state.rng_key, arrays, apart, num_simulations=held_out)
+                loss = evaluate(best.best_params, state.rng_key, arrays, held_out_data, num_simulations=held_out)
                 best = best._replace(best_loss=loss)
-            to_look = every - int(state.step) % every  # at multiples of the step itself, for runs in parts
+            # At multiples of the step itself, for runs in pieces.
+            until_evaluation = interval - int(state.step) % interval
         with progress(total=num_steps, shown=progress_bar) as bar:
-            while done < num_steps and not _is_patience_lost(best, patience):
-                length = min(num_steps - done, stretch - done % stretch, to_look)
-                start, number = state._replace(held_out=None), jnp.asarray(length, jnp.int32)
-                state, losses = train(start, number, arrays, training, capacity=capacity, stable=stable_update)
-                parts.append(losses[:length])
-                done, to_look = done + length, to_look - length
-                if best and to_look == 0:
-                    params, to_look = self.get_params(state), every
-                    loss = evaluate(params, state.rng_key, arrays, apart, num_simulations=held_out)
-                    best = _looked(best, state.step, loss, params)
+            while num_done < num_steps and not _is_patience_lost(best, patience):
+                length = min(num_steps - num_done, report_interval - num_done % report_interval, until_evaluation)
+                start, steps = state._replace(held_out=None), jnp.asarray(length, jnp.int32)
+                state, losses = train(start, steps, arrays, training, capacity=capacity, stable=stable_update)
+                loss_blocks.append(losses[:length])
+                num_done, until_evaluation = num_done + length, until_evaluation - length
+                if best and until_evaluation == 0:
+                    params, until_evaluation = self.get_params(state), interval
+                    loss = evaluate(params, state.rng_key, arrays, held_out_data, num_simulations=held_out)
+                    best = _with_evaluation(best, state.step, loss, params)
                 if progress_bar:
-                    bar.set_postfix_str(_postfix(state, best, np.concatenate(parts), window), refresh=False)
+                    bar.set_postfix_str(_postfix(state, best, np.concatenate(loss_blocks), window), refresh=False)
                 bar.update(length)
-        losses = jnp.concatenate([jnp.zeros(0), *parts])
-        state = state._replace(held_out=best or first.held_out)
+        losses = jnp.concatenate([jnp.zeros(0), *loss_blocks])
+        state = state._replace(held_out=best or first_state.held_out)
         params = best.best_params if best and np.isfinite(best.best_loss) else self.get_params(state)
-        if not_jax_tracer(losses) and 2 * (num_skipped := int(state.num_skipped - first.num_skipped)) > len(losses):
+        num_skipped = state.num_skipped - first_state.num_skipped
+        if not_jax_tracer(losses) and 2 * num_skipped > len(losses):
             warnings.warn(
                 f"{num_skipped} of {len(losses)} steps were skipped, as the loss or its gradient was not finite: "
                 "compare the supports of guide and model.",
@@ -312,8 +314,8 @@ class AmortizedForwardKL:
 
     def held_out_simulations(self, state: AmortizedState, num_simulations: int, *args: Any, **kwargs: Any) -> Draws:
         """Simulate the held-out data of :meth:`run`, with a leading axis (num_simulations,)."""
-        number = whole_number("num_simulations", num_simulations)
-        return self._bound(args, kwargs)._held_out(state.rng_key, number)[0]
+        num_simulations = whole_number("num_simulations", num_simulations)
+        return self._bound(args, kwargs)._held_out(state.rng_key, num_simulations)[0]
 
     def guide_log_prob(self, params: Mapping[str, Any], draws: Draws, *args: Any, **kwargs: Any) -> Array:
         """Score simulations as of :meth:`simulate`, (num_samples,), by values of the guide's param and mutable sites.
@@ -379,12 +381,12 @@ class AmortizedForwardKL:
         trainer.model, trainer.guide = bound(self.model, self.guide, args, kwargs)
         return trainer
 
-    def _knowing(
-        self, state: AmortizedState, args: tuple, kwargs: dict, given: Draws | None = None
+    def _initialised(
+        self, state: AmortizedState, args: tuple, kwargs: dict, simulations: Draws | None = None
     ) -> "AmortizedForwardKL":
         """Return the bound trainer; run the guide once if another trainer has made the state."""
         if self._supports is None:
-            self.init(state.rng_key, *args, simulations=given, **kwargs)
+            self.init(state.rng_key, *args, simulations=simulations, **kwargs)
         return self._bound(args, kwargs)
 
     def _constrained(self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None) -> dict[str, Any]:
@@ -402,9 +404,9 @@ class AmortizedForwardKL:
         """Draw the simulations of one step, and keys for the guide."""
         keys = jax.vmap(random.split)(random.split(random.fold_in(rng_key, step), self.batch_size))
         draws = self._simulate(keys[:, 0])
-        return self._of_guide(draws), keys[:, 1]
+        return self._guide_sites(draws), keys[:, 1]
 
-    def _of_guide(self, draws: Draws) -> Draws:
+    def _guide_sites(self, draws: Draws) -> Draws:
         """Return the sites that the guide samples or is shown."""
         return {name: draws[name] for name in (*self._latents, *self.observed)}
 
@@ -451,21 +453,21 @@ class AmortizedForwardKL:
         """Return the compiled loop and held-out loss, and their arrays."""
         arrays, arguments = split((args, kwargs), Array)
         leaves, structure = jax.tree.flatten(arguments([Array] * len(arrays)))
-        key = structure, tuple(map(known_by, leaves))
+        key = structure, tuple(map(cache_key, leaves))
 
         def train(
-            state: AmortizedState, num_steps: Array, arrays: list[Array], given: Draws | None, **options: Any
+            state: AmortizedState, num_steps: Array, arrays: list[Array], stored: Draws | None, **options: Any
         ) -> tuple:
-            return self._bound(*arguments(arrays))._train(state, num_steps, given, **options)
+            return self._bound(*arguments(arrays))._train(state, num_steps, stored, **options)
 
         def held_out_loss(
-            params: dict, rng_key: Array, arrays: list[Array], given: Draws | None, num_simulations: int
+            params: dict, rng_key: Array, arrays: list[Array], stored: Draws | None, num_simulations: int
         ) -> Array:
             trainer = self._bound(*arguments(arrays))
-            if given is None:
+            if stored is None:
                 draws, keys = trainer._held_out(rng_key, num_simulations)
             else:
-                draws, keys = self._of_guide(given), random.split(rng_key, num_simulations)
+                draws, keys = self._guide_sites(stored), random.split(rng_key, num_simulations)
             # A simulation that failed says nothing of the guide.
             is_finite = [jnp.isfinite(value).reshape(num_simulations, -1).all(axis=1) for value in draws.values()]
             return -jnp.mean(trainer._log_prob(params, draws, keys)[0], where=jnp.stack(is_finite).all(axis=0))
@@ -477,30 +479,30 @@ class AmortizedForwardKL:
             )
         return *self._programs[key], arrays
 
-    def _blocks(self, key: Array, given: Draws | None) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple]]:
-        """Return the length of blocks of steps, the function that draws one, and that from an entry to a batch."""
-        if given is not None:
-            return epochs(key, self._of_guide(given), self.batch_size)
+    def _blocks(self, key: Array, stored: Draws | None) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple]]:
+        """Return the length of blocks of steps, the function that draws one, and the map of an entry to a batch."""
+        if stored is not None:
+            return epochs(key, self._guide_sites(stored), self.batch_size)
         jaxpr = jax.make_jaxpr(lambda: self._batch(key, jnp.zeros((), jnp.int32)))()
         largest = max(variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars)
         length = int(max(1, min(_LONGEST_BLOCK, _BLOCK_NUMBERS // largest)))
 
-        def draw(first: Array) -> tuple[Draws, Array]:
-            return jax.vmap(lambda step: self._batch(key, step))(first + jnp.arange(length))
+        def draw(first_step: Array) -> tuple[Draws, Array]:
+            return jax.vmap(lambda step: self._batch(key, step))(first_step + jnp.arange(length))
 
         return length, draw, lambda entry: entry
 
     def _train(
-        self, state: AmortizedState, num_steps: Array, given: Draws | None, *, capacity: int, stable: bool
+        self, state: AmortizedState, num_steps: Array, stored: Draws | None, *, capacity: int, stable: bool
     ) -> tuple[AmortizedState, Array]:
         """Take ``num_steps`` steps; return the state and the losses, (capacity,), NaN at the end."""
         # A block starts at a multiple of its length, and is drawn whole: numbers do not depend on cuts into runs.
-        length, draw, batch_of = self._blocks(state.rng_key, given)
+        length, draw, batch_of = self._blocks(state.rng_key, stored)
         offset = state.step % length
         last = offset + num_steps
 
         def run_block(carry: tuple) -> tuple:
-            state, losses, first = carry
+            state, losses, first_index = carry
             batches = draw(state.step - state.step % length)
 
             def take_step(i: Array, carry: tuple) -> tuple:
@@ -510,9 +512,9 @@ class AmortizedForwardKL:
                 return state, lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), i, 0)
 
             # By block: a long array would be copied at every step.
-            begin, end = state.step % length, jnp.minimum(length, last - first)
+            begin, end = state.step % length, jnp.minimum(length, last - first_index)
             state, block = lax.fori_loop(begin, end, take_step, (state, jnp.full(length, jnp.nan)))
-            return state, lax.dynamic_update_slice_in_dim(losses, block, first, 0), first + length
+            return state, lax.dynamic_update_slice_in_dim(losses, block, first_index, 0), first_index + length
 
         num_blocks = (capacity + length - 1) // length + 1
         carry = state, jnp.full(num_blocks * length, jnp.nan), jnp.zeros_like(state.step)
@@ -529,10 +531,10 @@ def _merge(leaf: Array) -> Array:
 
 def _are_equal(left: Any, right: Any) -> bool:
     # Constraints that hold arrays of a program are not equal by their own rule.
-    leaves, others = jax.tree.leaves(left), jax.tree.leaves(right)
+    left_leaves, right_leaves = jax.tree.leaves(left), jax.tree.leaves(right)
     structure: Any = jax.tree.structure(left)
-    is_same = structure == jax.tree.structure(right) and are_known((leaves, others))
-    return is_same and all(map(np.array_equal, leaves, others))
+    is_same = structure == jax.tree.structure(right) and are_known((left_leaves, right_leaves))
+    return is_same and all(map(np.array_equal, left_leaves, right_leaves))
 
 
 def _strongly_typed(leaf: Any) -> Array:
@@ -540,25 +542,25 @@ def _strongly_typed(leaf: Any) -> Array:
     return lax.convert_element_type(leaf, jnp.result_type(leaf))
 
 
-def _looked(before: HeldOut, step: Array, loss: Array, params: dict[str, Any]) -> HeldOut:
+def _with_evaluation(held_out: HeldOut, step: Array, loss: Array, params: dict[str, Any]) -> HeldOut:
     """Add an evaluation of the held-out simulations."""
     # By NumPy: JAX would compile for every length.
-    steps, losses = jnp.asarray(np.append(before.steps, step)), jnp.asarray(np.append(before.losses, loss))
-    if loss < before.best_loss:
+    steps, losses = jnp.asarray(np.append(held_out.steps, step)), jnp.asarray(np.append(held_out.losses, loss))
+    if loss < held_out.best_loss:
         return HeldOut(steps, losses, params, loss, step)
-    return before._replace(steps=steps, losses=losses)
+    return held_out._replace(steps=steps, losses=losses)
 
 
-def _is_patience_lost(seen: HeldOut | None, patience: int | None) -> bool:
-    if patience is None or seen is None:
+def _is_patience_lost(held_out: HeldOut | None, patience: int | None) -> bool:
+    if patience is None or held_out is None:
         return False
-    return bool(np.sum(np.asarray(seen.steps) > int(seen.best_step)) >= patience)
+    return bool(np.sum(np.asarray(held_out.steps) > int(held_out.best_step)) >= patience)
 
 
-def _postfix(state: AmortizedState, seen: HeldOut | None, losses: np.ndarray, window: int) -> str:
+def _postfix(state: AmortizedState, held_out: HeldOut | None, losses: np.ndarray, window: int) -> str:
     last = losses[(len(losses) - 1) // window * window :]
     average = np.nanmean(last) if np.isfinite(last).any() else math.nan
     text = f"init loss: {losses[0]:.4f}, avg. loss [{len(losses) - len(last) + 1}-{len(losses)}]: {average:.4f}"
-    if seen is not None and seen.steps.size:
-        text += f", held-out loss: {np.asarray(seen.losses)[-1]:.4f}"
+    if held_out is not None and held_out.steps.size:
+        text += f", held-out loss: {np.asarray(held_out.losses)[-1]:.4f}"
     return text + (f", skipped: {state.num_skipped}" if state.num_skipped else "")

@@ -73,8 +73,8 @@ def _autocorrelation_time(draws: np.ndarray) -> np.ndarray:
     correlation = autocorrelation(draws)[1:]
     num_draws = draws.shape[1]
     weights = 1.0 - np.arange(1, num_draws)[:, None] / num_draws
-    kept = np.cumsum(correlation < 0, axis=0) == 0
-    return 1.0 + 2.0 * np.sum(np.where(kept, weights * correlation, 0.0), axis=0)
+    is_counted = np.cumsum(correlation < 0, axis=0) == 0
+    return 1.0 + 2.0 * np.sum(np.where(is_counted, weights * correlation, 0.0), axis=0)
 
 
 def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections: int = 100) -> Array:
@@ -160,8 +160,8 @@ def function_ess(
     batch_size = whole_number("batch_size", batch_size)
     _check_draws(samples)
     projection = random_projections(rng_key, ["values"], num_projections=num_projections)
-    of_chain = partial(jax.lax.map, lambda draw: projection({"values": function(draw)}), batch_size=batch_size)
-    return _mean_and_range(jax.jit(partial(jax.lax.map, of_chain))(dict(samples)), method)
+    project_chain = partial(jax.lax.map, lambda draw: projection({"values": function(draw)}), batch_size=batch_size)
+    return _mean_and_range(jax.jit(partial(jax.lax.map, project_chain))(dict(samples)), method)
 
 
 def _project(
@@ -179,20 +179,20 @@ def _project(
         raise ValueError("there is nothing to project: the sites hold no numbers.")
     # Constants of a compiled step.
     with jax.ensure_compile_time_eval():
-        parts = [
+        gaussians = [
             random.normal(random.fold_in(rng_key, index), (value.shape[-1], num_projections), value.dtype)
             for index, value in enumerate(flat)
         ]
-        norm = jnp.sqrt(sum(jnp.sum(part**2, axis=0, keepdims=True) for part in parts))
-        directions = [part / norm for part in parts]
-    return sum((value @ part for value, part in zip(flat, directions, strict=True)), jnp.zeros(()))
+        norm = jnp.sqrt(sum(jnp.sum(gaussian**2, axis=0, keepdims=True) for gaussian in gaussians))
+        directions = [gaussian / norm for gaussian in gaussians]
+    return sum((value @ direction for value, direction in zip(flat, directions, strict=True)), jnp.zeros(()))
 
 
 def _check_draws(samples: Mapping[str, ArrayLike]) -> None:
     """Refuse draws of different chains, and warn of more chains than draws."""
     leading = {name: np.shape(draws)[:2] for name, draws in samples.items()}
-    shape, *others = set(leading.values()) or {()}
-    if others or len(shape) != 2:
+    shape, *other_shapes = set(leading.values()) or {()}
+    if other_shapes or len(shape) != 2:
         raise ValueError(
             "samples must hold arrays (chain, draw, ...) with the same numbers of chains and draws, but their leading "
             f"axes are {leading}; {_GROUPED}."

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Term = tuple[int, ...]
 Terms = tuple[np.ndarray, np.ndarray, np.ndarray]  # means and deviations, (terms, rows); variances, (draws, terms)
-_RANK_TOLERANCE = 1e-10  # of a kernel's rest, over its largest variance
+_RANK_TOLERANCE = 1e-10  # of a kernel's remainder, over its largest variance
 _NUM_POINTS = 1024  # of the inputs' law, for the variances of a finite network's terms
 
 
@@ -65,10 +65,10 @@ class Effects:
         by_name = {"first": self.first, "total": self.total, "pairs": self.pairs}
         names = {"pairs": ["x".join(map(str, pair)) for pair in pairs]}
         table = [
-            {"index": kind, "inputs": name, "mean": column.mean()}
+            {"index": index, "inputs": name, "mean": column.mean()}
             | {f"{level:.0%}": np.quantile(column, level) for level in (0.05, 0.95)}
-            for kind, draws in by_name.items()
-            for name, column in zip(names.get(kind, range(draws.shape[1])), draws.T, strict=True)
+            for index, draws in by_name.items()
+            for name, column in zip(names.get(index, range(draws.shape[1])), draws.T, strict=True)
         ]
         return pandas.DataFrame(table).to_string(index=False, float_format="{:.3f}".format)
 
@@ -123,15 +123,15 @@ def effects(
     terms = network.terms(rows.shape[1])
     sizes = np.array([len(term) for term in terms])
     if isinstance(fit_or_predictive, WideLimitFit):
-        mean, sd, variances = _of_limit(fit_or_predictive, rows, terms, num_draws, rng_key)
+        mean, sd, variances = _limit_terms(fit_or_predictive, rows, terms, num_draws, rng_key)
     else:
-        mean, sd, variances = _of_network(fit_or_predictive, network, rows, terms, num_draws, rng_key)
+        mean, sd, variances = _network_terms(fit_or_predictive, network, rows, terms, num_draws, rng_key)
     shares = variances / variances.sum(axis=1, keepdims=True)
     contains = np.array([[column in term for column in range(rows.shape[1])] for term in terms], float)
     first, total = shares[:, sizes == 1] @ contains[sizes == 1], shares @ contains
-    shown = slice(int(np.sum(sizes <= order)))
-    pairs = shares[:, shown][:, sizes[shown] == 2]
-    return Effects(terms[shown], rows, mean[shown], sd[shown], variances[:, shown], first, total, pairs)
+    upto = slice(int(np.sum(sizes <= order)))
+    pairs = shares[:, upto][:, sizes[upto] == 2]
+    return Effects(terms[upto], rows, mean[upto], sd[upto], variances[:, upto], first, total, pairs)
 
 
 def _network_of(source: Any) -> "AdditiveNetwork":
@@ -169,15 +169,15 @@ def _rows_of(source: WideLimitFit | ReadoutPredictive, x: ArrayLike) -> np.ndarr
     return rows
 
 
-def _of_limit(fit: WideLimitFit, x: np.ndarray, terms: list[Term], num_draws: int, rng_key: Array) -> Terms:
+def _limit_terms(fit: WideLimitFit, x: np.ndarray, terms: list[Term], num_draws: int, rng_key: Array) -> Terms:
     """Return exact moments, averaged over draws of scales, and variances of drawn terms."""
     random = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     fits = fit.draws or (fit,)
     weights = np.ones(1) if fit.weights is None else fit.weights
     counts = random.multinomial(num_draws, weights)
     with double_precision(), set_blas_threads(1):
-        each = [_at_scales(*of, x, terms, random) for of in zip(fits, counts, strict=True)]
-    means, variances, drawn = zip(*each, strict=True)
+        by_fit = [_at_scales(*fit_and_count, x, terms, random) for fit_and_count in zip(fits, counts, strict=True)]
+    means, variances, drawn = zip(*by_fit, strict=True)
     mean, variance = _mixture.moments(np.stack(means), np.stack(variances), weights)
     return mean, np.sqrt(variance), np.concatenate(drawn)
 
@@ -194,7 +194,8 @@ def _at_scales(
     units = [_units(network, scales, column, points) for column in range(x.shape[1])]
     bases, means, variances = [], [], []
     for term in terms:
-        scale = scales["order_scale"][len(term) - 1] / math.sqrt(sum(len(other) == len(term) for other in terms))
+        num_terms = sum(len(other) == len(term) for other in terms)  # of its order
+        scale = scales["order_scale"][len(term) - 1] / math.sqrt(num_terms)
         functions, under_law = zip(*(units[column] for column in term), strict=True)
         basis = scale * _products(functions)
         rows, new = basis[:num_rows], basis[num_rows:]
@@ -221,11 +222,11 @@ def _units(
     """
     from numpyro_wide.nn._additive import law_nodes  # with flax, loaded late
 
-    nodes, weights = (np.asarray(part) for part in law_nodes(network.law, points.shape[1]))
+    nodes, weights = (np.asarray(array) for array in law_nodes(network.law, points.shape[1]))
     law = network.law if isinstance(network.law, str) else nodes[:, [column]]
-    own = {name: scales[name][column] for name in ("w_std", "b_std", "relevance")}
-    alone = network.clone(order=1, which=None, law=law, order_scale=1.0, readout_b_std=0.0, **own)
-    kernel = additive_by_tiles(alone, np.concatenate([points[:, [column]], nodes[:, [column]]]))
+    column_scales = {name: scales[name][column] for name in ("w_std", "b_std", "relevance")}
+    network_of_column = network.clone(order=1, which=None, law=law, order_scale=1.0, readout_b_std=0.0, **column_scales)
+    kernel = additive_by_tiles(network_of_column, np.concatenate([points[:, [column]], nodes[:, [column]]]))
     factor, pivots, rank, _ = lapack.dpstrf(kernel, lower=1, tol=_RANK_TOLERANCE * np.max(np.diagonal(kernel)))
     root = np.empty((len(kernel), rank))
     root[pivots - 1] = np.tril(factor)[:, :rank]
@@ -239,7 +240,7 @@ def _products(factors: Sequence[np.ndarray]) -> np.ndarray:
     return reduce(lambda left, right: (left[:, :, None] * right[:, None, :]).reshape(len(left), -1), factors)
 
 
-def _of_network(
+def _network_terms(
     predictive: ReadoutPredictive,
     network: "AdditiveNetwork",
     x: np.ndarray,
@@ -255,14 +256,14 @@ def _of_network(
     points = np.concatenate([x, _points(network, x.shape[1])])
     features = site_function(model.fn, model.features, jnp.asarray(points))
 
-    def of_draw(draw: dict[str, Array], readouts: Array) -> tuple[Array, Array]:
+    def values_of_draw(draw: dict[str, Array], readouts: Array) -> tuple[Array, Array]:
         by_term = features(draw)[:, : math.prod(shape)].reshape(-1, *shape)
         weights = readouts[:, : math.prod(shape)].reshape(-1, *shape)
         values = jnp.einsum("ntw,ktw->ktn", by_term, weights, precision="highest")
         return values[..., : len(x)], jnp.var(values[..., len(x) :], axis=-1)
 
-    program = jax.jit(lambda *arguments: jax.lax.map(lambda draw: of_draw(*draw), arguments))
-    values, variances = (np.asarray(part, float) for part in program(draws, readouts))
+    program = jax.jit(lambda *arguments: jax.lax.map(lambda draw: values_of_draw(*draw), arguments))
+    values, variances = (np.asarray(array, float) for array in program(draws, readouts))
     return values.mean(axis=(0, 1)), values.std(axis=(0, 1)), variances.reshape(-1, len(terms))
 
 

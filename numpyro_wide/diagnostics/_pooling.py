@@ -89,7 +89,7 @@ class PoolingReport(NamedTuple):
 
         chains = {"chain": range(len(self.within)), "R-hat of its halves": self.within, "log density": self.by_chain}
         table = pandas.DataFrame(chains).to_string(index=False, float_format="{:.3f}".format)
-        pooled = ", ".join(f"{number}: {density:.4f}" for number, density in enumerate(self.by_number, 1))
+        pooled = ", ".join(f"{size}: {density:.4f}" for size, density in enumerate(self.by_number, 1))
         return (
             f"{table}\nlog density by number of chains pooled: {pooled}\n"
             f"R-hat between chains: {self.between:.3f}, the largest of a prediction {self.largest:.3f}\n{self.advice}"
@@ -136,7 +136,7 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
         between=_quantile(rhats),
         largest=float(rhats.max()),
         by_chain=densities.mean(axis=1),
-        by_number=np.array([_mean_of_pools(densities, number + 1) for number in range(len(densities))]),
+        by_number=np.array([_mean_of_pools(densities, index + 1) for index in range(len(densities))]),
         limit=rhat_limit,
     )
 
@@ -153,11 +153,11 @@ def _quantile(rhats: np.ndarray) -> float:
     return float(np.quantile(rhats, _LEVEL, method="lower"))  # the others fail for infinities
 
 
-def _mean_of_pools(densities: np.ndarray, number: int) -> float:
+def _mean_of_pools(densities: np.ndarray, pool_size: int) -> float:
     num_chains = len(densities)
-    if comb(num_chains, number) <= _MOST_SUBSETS:
-        pools = [list(pool) for pool in combinations(range(num_chains), number)]
+    if comb(num_chains, pool_size) <= _MOST_SUBSETS:
+        pools = [list(pool) for pool in combinations(range(num_chains), pool_size)]
     else:
         random = np.random.default_rng(0)
-        pools = [random.choice(num_chains, number, replace=False).tolist() for _ in range(_MOST_SUBSETS)]
+        pools = [random.choice(num_chains, pool_size, replace=False).tolist() for _ in range(_MOST_SUBSETS)]
     return float(np.mean([_mixture.log_average(densities[pool]) for pool in pools]))

@@ -42,8 +42,8 @@ def log_predictive_density(
         >>> round(log_predictive_density(np.array([0.0, 1.0]), np.zeros((3, 2)), np.ones((3, 2))), 4)
         -1.1689
     """
-    found = _mixture.in_blocks(_mixture.log_density, *_checked(y, mean, variance))
-    return found if pointwise else float(found.mean())
+    log_densities = _mixture.in_blocks(_mixture.log_density, *_checked(y, mean, variance))
+    return log_densities if pointwise else float(log_densities.mean())
 
 
 def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False) -> float | np.ndarray:
@@ -58,8 +58,8 @@ def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool 
         >>> round(crps(np.zeros(1), np.zeros(1), np.ones(1)), 4)  # (√2 − 1)/√π for a standard normal at its mean
         0.2337
     """
-    found = _mixture.in_blocks(_mixture.crps, *_checked(y, mean, variance))
-    return found if pointwise else float(found.mean())
+    scores = _mixture.in_blocks(_mixture.crps, *_checked(y, mean, variance))
+    return scores if pointwise else float(scores.mean())
 
 
 def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> np.ndarray:
@@ -284,8 +284,8 @@ def _is_right(labels: Array, probs: Array) -> Array:
 
 
 def _log_prob_of_label(labels: Array, probs: Array) -> Array:
-    of_label = jnp.take_along_axis(probs, labels[..., None], -1)[..., 0]
-    return jnp.where(_is_class(labels, probs), jnp.log(of_label), jnp.nan)
+    label_probs = jnp.take_along_axis(probs, labels[..., None], -1)[..., 0]
+    return jnp.where(_is_class(labels, probs), jnp.log(label_probs), jnp.nan)
 
 
 def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, Array]:

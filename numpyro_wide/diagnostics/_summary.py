@@ -125,16 +125,16 @@ class RunSummary:
         return f"converged: {rhat}, {ess}" + ("; several chains would tell more" if self.num_chains == 1 else "")
 
     def _judged(self) -> list[_Entry]:
-        """Return the numbers by which the verdict goes: all sites' where the function is unknown."""
-        named: dict[str, Any] = {} if self.function is None else {"the function": self.function}
+        """Return the numbers that the verdict is based on: those of all sites where the function is unknown."""
+        judged: dict[str, Any] = {} if self.function is None else {"the function": self.function}
         for name, site in self.sites.items():
             if self.function is None or not site.is_exchangeable:
-                named[f"site {name!r}"] = site
+                judged[f"site {name!r}"] = site
         return [
-            _Entry(name, *map(float, numbers))
-            for name, found in named.items()
-            for numbers in np.broadcast(found.rhat, found.ess)
-            if not np.isnan(numbers[0])
+            _Entry(name, *map(float, pair))
+            for name, convergence in judged.items()
+            for pair in np.broadcast(convergence.rhat, convergence.ess)
+            if not np.isnan(pair[0])
         ]
 
     @property
@@ -155,9 +155,9 @@ class RunSummary:
 
         rows = []
         for name, site in self.sites.items():
-            numbers = {"mean": site.mean, "sd": site.standard_deviation}
-            numbers |= {f"{100 * level:g}%": value for level, value in site.quantiles.items()}
-            cells = {heading: f"{value:.4g}" for heading, value in numbers.items()}
+            statistics = {"mean": site.mean, "sd": site.standard_deviation}
+            statistics |= {f"{100 * level:g}%": value for level, value in site.quantiles.items()}
+            cells = {heading: f"{value:.4g}" for heading, value in statistics.items()}
             rows.append({"site": name, **cells, "R-hat": f"{site.rhat:.3f}", "ESS": f"{site.ess:.0f}"})
         return pandas.DataFrame(rows)
 
@@ -172,19 +172,19 @@ class RunSummary:
         if errors and max(errors) >= FELT_ERROR:
             size = "more than can be told" if max(errors) == np.inf else f"about {max(errors):.2g} nats"
             lines.append(f"rounding moves the log density by {size}: run {IN_FLOAT64}")
-        parts = {
+        counts = {
             "acceptance": None if self.accept_prob is None else f"{self.accept_prob:.3f}",
             "step size": None if self.step_size is None else _range_of(self.step_size),
             "gradients": self.num_gradients,
             "divergent": self.num_divergent,
             "proposals not finite": self.num_nonfinite,
         }
-        told = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+        sampler_note = ", ".join(f"{name} {value}" for name, value in counts.items() if value is not None)
         by_chain = []
         if self.gradients_per_draw is not None:
             which = "a draw" if self.num_gradients is not None else "of the last draw"
             by_chain = [f"gradients {which} by chain: {_by_chain(self.gradients_per_draw)}"]
-        return [*lines, *([told] if told else []), *by_chain, self.verdict]
+        return [*lines, *([sampler_note] if sampler_note else []), *by_chain, self.verdict]
 
     def _function_notes(self) -> list[str]:
         function = self.function
@@ -272,8 +272,8 @@ def summary(
         values, log_likelihood, errors = _function(run, rng_key)
         num_distinct = 1 + np.any(np.diff(values, axis=1) != 0, axis=2).sum(axis=1)
         num_nonfinite = int(np.sum(~np.isfinite(values).all(axis=2)))
-        numbers = *_rhat_and_ess(values.astype(float)), num_distinct, num_nonfinite
-        function = FunctionSummary(run.conjugate is not None, *numbers)
+        convergence = *_rhat_and_ess(values.astype(float)), num_distinct, num_nonfinite
+        function = FunctionSummary(run.conjugate is not None, *convergence)
         energy = -log_likelihood if energy is None else energy
         error = None if errors is None else float(np.max(errors[:, -1]))
     energy = None if energy is None else np.asarray(energy)
@@ -287,21 +287,21 @@ def summary(
         num_draws=num_draws,
         num_parameters=sum(int(np.size(site["value"])) for site in latent_sites(run.sites).values()),
         num_features=run.sites[run.forms[0].features]["value"].shape[1] if run.forms else None,
-        **_of_sampler(fields, getattr(mcmc, "last_state", None)),
+        **_sampler_fields(fields, getattr(mcmc, "last_state", None)),
     )
 
 
 def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
     hidden = {*run.internal, *map(base_name, run.stored), *map(base_name, run.sites)}
-    found = {}
+    summaries = {}
     for site, values in run.stored.items():
         size = np.prod(np.shape(values)[2:])
         if site in hidden or size > _LARGEST_SITE:
             continue
         sampled = base_name(site) if base_name(site) in run.stored else site
         for name, draws in entries_by_name({site: np.asarray(values, float)}, 2).items():
-            rhat, ess = (float(number[0]) for number in _rhat_and_ess(draws[..., None]))
-            found[name] = SiteSummary(
+            rhat, ess = (float(statistic[0]) for statistic in _rhat_and_ess(draws[..., None]))
+            summaries[name] = SiteSummary(
                 mean=float(draws.mean()),
                 standard_deviation=float(draws.std(ddof=1)),
                 quantiles={level: float(np.quantile(draws, level)) for level in levels},
@@ -309,7 +309,7 @@ def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
                 ess=ess,
                 is_exchangeable=bool(size > 1 and sampled not in run.identified),
             )
-    return found
+    return summaries
 
 
 def entries_by_name(groups: Mapping[str, np.ndarray], num_leading: int) -> dict[str, np.ndarray]:
@@ -342,15 +342,15 @@ def _function(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, ...]:
     def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Array, Array]:
         fit, problem = run.read(draw, args, kwargs)
         mean, *_ = problem.predict(fit.features)
-        return _some(jnp.ravel(fit.loc + mean)), problem.log_evidence(), problem.evidence_error()
+        return _thinned(jnp.ravel(fit.loc + mean)), problem.log_evidence(), problem.evidence_error()
 
     def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Any, None]:
         sites = run.sites_at(draw, args, kwargs)
         observed = [sites[name] for name in run.observed]
         moments = [moments_of(site["fn"]) for site in observed]
-        values = [jnp.ravel(found["probs"] if "probs" in found else found["mean"]) for found in moments]
+        values = [jnp.ravel(stats["probs"] if "probs" in stats else stats["mean"]) for stats in moments]
         return (
-            _some(jnp.concatenate(values)),
+            _thinned(jnp.concatenate(values)),
             sum(jnp.sum(site["fn"].log_prob(site["value"])) for site in observed),
             None,
         )
@@ -360,7 +360,7 @@ def _function(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, ...]:
     return run.map(at_weights, run.with_readout(rng_key))
 
 
-def _some(values: Array) -> Array:
+def _thinned(values: Array) -> Array:
     return values[np.unique(np.linspace(0, values.size - 1, min(_MOST_ENTRIES, values.size)).round().astype(int))]
 
 
@@ -372,7 +372,7 @@ def _drift(energy: np.ndarray) -> np.ndarray | None:
     return (first.mean(axis=1) - last.mean(axis=1)) / np.maximum(last.std(axis=1), 1.0)
 
 
-def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
+def _sampler_fields(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
     def last(name: str, default: Any = None) -> Any:
         return np.asarray(fields[name])[:, -1] if name in fields else getattr(state, name, default)
 

@@ -56,8 +56,8 @@ def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
     """Return ``fn(draws, 0)``, block by block for memory-mapped draws (chain, draw, ...)."""
     if not is_mapped(draws):
         return fn(dict(draws), 0)
-    found = [jax.tree.map(np.asarray, fn(block, start)) for start, block in blocks_of(draws, axis=1)]
-    return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
+    blocks = [jax.tree.map(np.asarray, fn(block, start)) for start, block in blocks_of(draws, axis=1)]
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *blocks)
 
 
 class FinishedRun:
@@ -87,18 +87,18 @@ class FinishedRun:
         self.missing = [name for name in self._latent if name not in present]
 
     def observations(self) -> Draws:
-        found = {name: site["value"] for name, site in self.observed.items()}
-        if all(map(is_known, found.values())):
-            return found
+        values = {name: site["value"] for name, site in self.observed.items()}
+        if all(map(is_known, values.values())):
+            return values
 
         def program(arguments: Arguments) -> Draws:  # of those that the model computes from its arguments
             sites = run_model(startable(self.plain), *arguments)
-            return {name: sites[name]["value"] for name in found}
+            return {name: sites[name]["value"] for name in values}
 
         return run_with_arguments(program, self.arguments)
 
     @cached_property
-    def first(self) -> Draws:
+    def first_draw(self) -> Draws:
         """The first draw."""
         return {name: np.asarray(values)[0, 0] for name, values in self.latent(self.stored).items()}
 
@@ -107,19 +107,19 @@ class FinishedRun:
         """The model out of which the readout can be integrated, or None."""
         if len(self.wrapped) > 1 or self.missing:
             return None
-        forms = (conjugate_form(form, self.first, *self.arguments) for form in self.wrapped or self._readouts())
+        forms = (conjugate_form(form, self.first_draw, *self.arguments) for form in self.wrapped or self._readouts())
         return next((form for form in forms if form is not None), None)
 
     def _readouts(self) -> Iterator[ReadoutModel]:
-        """Yield what may be the readout of a model that is not wrapped: a Normal site that fits recorded features."""
+        """Yield candidate readouts of a model that is not wrapped: Normal sites that fit recorded features."""
         for features, recorded in self.sites.items():
             shape = np.shape(recorded["value"])
             if recorded["type"] != "deterministic" or len(shape) != 2:
                 continue
-            behind = self._behind(features)
+            ancestors = self._ancestors(features)
             for readout, site in reversed(latent_sites(self.sites).items()):
                 is_fit = site["fn"].shape()[:1] == shape[1:] and type(unwrap(site["fn"])) is Normal
-                if is_fit and readout not in behind:
+                if is_fit and readout not in ancestors:
                     yield ReadoutModel(self.plain, readout, features)
 
     @cached_property
@@ -130,17 +130,17 @@ class FinishedRun:
     @cached_property
     def identified(self) -> set[str]:
         """Latent sites apart from those of hidden units, which can trade places; none where no features are known."""
-        hidden = {name for form in self.forms for name in (form.readout, *self._behind(form.features))}
+        hidden = {name for form in self.forms for name in (form.readout, *self._ancestors(form.features))}
         return self._latent.keys() - hidden if self.forms else set()
 
-    def _behind(self, site: str) -> set[str]:
+    def _ancestors(self, site: str) -> set[str]:
         """Return the latent sites that the value of a site depends on, given the values of them all."""
 
         def value(draw: Draws) -> dict[str, Any]:
             return {site: run_model(startable(self.plain), *self.arguments, values=draw)[site]["value"]}
 
-        reads = Program(value, self.first).reads(site)
-        return {name for name, is_read in zip(sorted(self.first), reads, strict=True) if is_read}
+        reads = Program(value, self.first_draw).reads(site)
+        return {name for name, is_read in zip(sorted(self.first_draw), reads, strict=True) if is_read}
 
     def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return a run of the conjugate model, and the readout's problem."""
@@ -159,22 +159,22 @@ class FinishedRun:
         arrays, join = split(self.arguments)
         largest = max(int(np.size(site["value"])) for site in self.sites.values())
 
-        def of_block(arrays: list[Array], block: Draws) -> Any:
+        def map_block(arrays: list[Array], block: Draws) -> Any:
             return jax.lax.map(partial(jax.lax.map, lambda draw: single(draw, *join(arrays))), block)
 
         num_blocks = max(_NUM_BLOCKS, sum(values.nbytes for values in draws.values()) // BLOCK_BYTES)
         size = -(-num_draws // num_blocks)
-        parts, program = [], None
+        by_block, program = [], None
         for start in late_progress(range(0, num_draws, size), desc=self.function):
             # Blocks of one size are one program: the last begins among the draws before it.
-            first = min(start, num_draws - size)
-            block = {name: jnp.asarray(values[:, first : first + size]) for name, values in draws.items()}
+            begin = min(start, num_draws - size)
+            block = {name: jnp.asarray(values[:, begin : begin + size]) for name, values in draws.items()}
             if program is None:
                 is_quick = largest * num_chains * num_draws < _MOST_QUICK
-                program = program_of(of_block, arrays, block, quick=is_quick)
+                program = program_of(map_block, arrays, block, quick=is_quick)
             results = jax.tree.map(np.asarray, program(arrays, block))
-            parts.append(jax.tree.map(lambda leaf, new=start - first: leaf[:, new:], results))
-        return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *parts)
+            by_block.append(jax.tree.map(lambda leaf, new=start - begin: leaf[:, new:], results))
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *by_block)
 
     def with_readout(self, rng_key: Array, is_needed: bool = True) -> Draws:
         """Return the stored draws, and draws of an integrated readout."""
@@ -236,15 +236,15 @@ class FinishedRun:
 
 def _unwrapped(model: Any) -> tuple[list[ReadoutModel], Any]:
     """Return the wrapped models around a model, outermost first, and the model."""
-    found = []
+    wrapped = []
     while isinstance(model, ReadoutModel):
-        found.append(model)
+        wrapped.append(model)
         model = model.fn
-    return found, model
+    return wrapped, model
 
 
 def _is_joint(site: dict) -> bool:
-    """Tell whether a site is one event of several dependent entries."""
+    """Whether a site is one event of several dependent entries."""
     fn, _ = independent_factors(site["fn"])
     return not fn.batch_shape and 0 < fn.event_dim == np.ndim(site["value"]) and np.size(site["value"]) > 1
 
@@ -318,19 +318,20 @@ def to_arviz(
     run = FinishedRun("to_arviz", mcmc, model, model_args, model_kwargs)
     warn_if_stuck(run.stored, by_chain=True)
     include, drop = as_list(include), as_list(drop)
-    dims = {name: as_list(given) for name, given in (dims or {}).items()}
+    dims = {name: as_list(site_dims) for name, site_dims in (dims or {}).items()}
     for role, names in (("include", include), ("drop", drop), ("dims", dims)):
         check_names_known(role, names, dict.fromkeys([*run.stored, *run.sites, *run.internal]))
     is_needed = log_likelihood or posterior_predictive or predictions is not None
     draws = run.with_readout(random.fold_in(rng_key, 0), is_needed)
     plates = {name: _plate_names(site) for name, site in run.sites.items()} | dims
 
-    kept = {name: values for name, values in draws.items() if name not in (run.internal - set(include)) | set(drop)}
-    missing = [name for name in include if name not in kept]
+    left_out = (run.internal - set(include)) | set(drop)
+    posterior = {name: values for name, values in draws.items() if name not in left_out}
+    missing = [name for name in include if name not in posterior]
     if missing:
-        kept |= run.predict(rng_key, draws, missing, run.arguments)
+        posterior |= run.predict(rng_key, draws, missing, run.arguments)
     groups: dict[str, tuple[Draws, Mapping[str, Sequence]]] = {
-        "posterior": (kept, plates),
+        "posterior": (posterior, plates),
         "sample_stats": (_sample_stats(mcmc), {}),
     }
     if log_likelihood:
@@ -345,14 +346,14 @@ def to_arviz(
         groups["predictions"] = run.predict(random.fold_in(rng_key, 2), draws, sites, arguments), plates
     coords = coords or {}
     datasets = {
-        name: _dataset(values, own, {} if name == "predictions" else coords, ("chain", "draw"))
-        for name, (values, own) in groups.items()
+        name: _dataset(values, group_dims, {} if name == "predictions" else coords, ("chain", "draw"))
+        for name, (values, group_dims) in groups.items()
         if values
     }
     if run.observed:
         datasets["observed_data"] = _dataset(run.observations(), plates, coords, ())
-    known = {str(dim) for dataset in datasets.values() for dim in dataset.dims}
-    check_names_known("coords", coords, sorted(known), kind="dimension")
+    known_dims = {str(dim) for dataset in datasets.values() for dim in dataset.dims}
+    check_names_known("coords", coords, sorted(known_dims), kind="dimension")
     return from_datasets(datasets)
 
 
@@ -367,9 +368,9 @@ def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, S
             raise ValueError(
                 f"the name {site!r} is written {name!r} for ArviZ, which another site is called; rename it."
             )
-        given = dims.get(site, [None] * (array.ndim - len(leading)))
-        own = [f"{name}_dim_{i}" if dim is None else dim.replace("/", ".") for i, dim in enumerate(given)]
-        variables[name] = xr.Variable([*leading, *own], array)
+        site_dims = dims.get(site, [None] * (array.ndim - len(leading)))
+        dim_names = [f"{name}_dim_{i}" if dim is None else dim.replace("/", ".") for i, dim in enumerate(site_dims)]
+        variables[name] = xr.Variable([*leading, *dim_names], array)
     attributes = {"inference_library": "numpyro", "inference_library_version": numpyro.__version__}
     dataset = xr.Dataset(variables, attrs=attributes)
     return dataset.assign_coords({dim: coords.get(str(dim), np.arange(size)) for dim, size in dataset.sizes.items()})

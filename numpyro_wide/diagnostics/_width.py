@@ -17,7 +17,7 @@ from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved
 from numpyro_wide.diagnostics._to_arviz import Arguments
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._assumptions import check_at, conjugate_form
-from numpyro_wide.readout._draws import StandardNormalBase, learnt_at_any_width, log_weight
+from numpyro_wide.readout._draws import StandardNormalBase, log_weight, non_vanishing_updates
 from numpyro_wide.readout._model import ReadoutModel
 from numpyro_wide.surrogates import mean_kernel
 from numpyro_wide.wide_limit._gp import gp_log_evidence
@@ -100,16 +100,16 @@ class WidthReport(NamedTuple):
         for key, row in self.rows.items():
             if not np.isnan(row.prior_pareto_k):
                 lines.append(f"{key}: Pareto k of weights and hyperparameters together: {row.prior_pareto_k:.2f}")
-        if known := [row.limit_log_evidence for row in self.rows.values() if not np.isnan(row.limit_log_evidence)]:
+        if limits := [row.limit_log_evidence for row in self.rows.values() if not np.isnan(row.limit_log_evidence)]:
             source = "" if self.has_kernel else ", by the last one's mean kernel"
-            lines.append(f"log evidence of the infinitely wide network{source}: {known[-1]:.2f}")
+            lines.append(f"log evidence of the infinitely wide network{source}: {limits[-1]:.2f}")
         if not np.isnan(self.slope):
             lines.append(f"the gap falls like width to the power {self.slope:.2f}; near the limit it is -1")
         return "\n".join(lines)
 
 
 _MIN_DRAWS = 100  # for a tail
-_NUM_GIVEN = 8  # draws of the hyperparameters
+_NUM_HYPER_DRAWS = 8  # draws of the hyperparameters
 
 
 def wide_enough(
@@ -155,10 +155,10 @@ def wide_enough(
     names = as_list(hyperparameters)
     rows = {}
     for index, (key, model) in enumerate(by_width.items()):
-        draws_key, learnt_key, limit_key = random.split(random.fold_in(rng_key, index), 3)
+        draws_key, hyper_key, limit_key = random.split(random.fold_in(rng_key, index), 3)
         weigh = _Weights(model, (model_args, model_kwargs), names, batch_size)
         keys = random.split(draws_key, num_draws)
-        rows[key] = _learnt_row(weigh, learnt_key, keys) if names else _row(weigh(keys, {})[0])
+        rows[key] = _hyperparameter_row(weigh, hyper_key, keys) if names else _row(weigh(keys, {})[0])
         if isinstance(model, ReadoutModel) and not names:
             limit = _limit_log_evidence(limit_key, model, model_args, model_kwargs, kernel)
             rows[key] = rows[key]._replace(limit_log_evidence=limit)
@@ -173,7 +173,7 @@ def wide_enough(
 
 
 class _Weights:
-    """Log weights of draws but NaN, and values of the named sites."""
+    """Log weights of draws, without NaN, and values of the named sites."""
 
     def __init__(self, model: Callable, arguments: Arguments, names: Sequence[str], batch_size: int = 1):
         self.model, self.arguments, self.names, self.batch_size = model, arguments, names, batch_size
@@ -181,43 +181,43 @@ class _Weights:
         # Outside of a compilation, for the checks of numbers.
         jax.eval_shape(lambda: self._single(arguments, random.key(0), {}))
 
-    def __call__(self, keys: Array, given: dict[str, Array]) -> tuple[np.ndarray, dict[str, Array]]:
-        def program(arguments: Arguments, keys: Array, given: dict[str, Array]) -> Any:
-            return jax.lax.map(lambda key: self._single(arguments, key, given), keys, batch_size=self.batch_size)
+    def __call__(self, keys: Array, fixed: dict[str, Array]) -> tuple[np.ndarray, dict[str, Array]]:
+        def program(arguments: Arguments, keys: Array, fixed: dict[str, Array]) -> Any:
+            return jax.lax.map(lambda key: self._single(arguments, key, fixed), keys, batch_size=self.batch_size)
 
-        found, values = run_with_arguments(program, self.arguments, keys, given)
-        log_weights = np.asarray(found, dtype=float)
-        kept = np.flatnonzero(~np.isnan(log_weights))
-        self.num_lost += len(log_weights) - len(kept)
-        return log_weights[kept], {name: value[kept] for name, value in values.items()}
+        log_weights, values = run_with_arguments(program, self.arguments, keys, fixed)
+        log_weights = np.asarray(log_weights, dtype=float)
+        rows = np.flatnonzero(~np.isnan(log_weights))
+        self.num_lost += len(log_weights) - len(rows)
+        return log_weights[rows], {name: value[rows] for name, value in values.items()}
 
-    def _single(self, arguments: Arguments, key: Array, given: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        sites = run_model(self.model, *arguments, values=given, rng_key=key, inside=(StandardNormalBase(),))
+    def _single(self, arguments: Arguments, key: Array, fixed: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        sites = run_model(self.model, *arguments, values=fixed, rng_key=key, inside=(StandardNormalBase(),))
         refuse_unobserved(sites, "wide_enough compares with the posterior")
         check_names_known("hyperparameters", self.names, latent_sites(sites), kind="latent site")
         return log_weight(sites), {name: sites[name]["value"] for name in self.names}
 
 
-def _learnt_row(weigh: _Weights, rng_key: Array, keys: Array) -> WidthRow:
+def _hyperparameter_row(weigh: _Weights, rng_key: Array, keys: Array) -> WidthRow:
     """Average rows given posterior draws of the hyperparameters."""
     log_weights, values = weigh(keys, {})
-    whole = _row(log_weights)
-    choice_key, given_key = random.split(rng_key)
-    chosen = random.categorical(choice_key, log_weights, shape=(_NUM_GIVEN,))
+    row = _row(log_weights)
+    choice_key, weights_key = random.split(rng_key)
+    indices = random.categorical(choice_key, log_weights, shape=(_NUM_HYPER_DRAWS,))
     num_draws = max(len(keys) // 4, _MIN_DRAWS)
     rows = []
-    for index, key in zip(chosen, random.split(given_key, _NUM_GIVEN), strict=True):
-        given = {name: value[index] for name, value in values.items()}
-        rows.append(_row(weigh(random.split(key, num_draws), given)[0]))
+    for index, key in zip(indices, random.split(weights_key, _NUM_HYPER_DRAWS), strict=True):
+        fixed = {name: value[index] for name, value in values.items()}
+        rows.append(_row(weigh(random.split(key, num_draws), fixed)[0]))
     by_column = WidthRow(*np.transpose(rows))
-    return whole._replace(
+    return row._replace(
         accept_prob=float(np.mean(by_column.accept_prob)),
         pareto_k=float(np.median(by_column.pareto_k)),  # the largest of eight is noise
         gap=float(np.mean(by_column.gap)),
-        gap_error=float(np.std(by_column.gap, ddof=1) / np.sqrt(_NUM_GIVEN)),
+        gap_error=float(np.std(by_column.gap, ddof=1) / np.sqrt(_NUM_HYPER_DRAWS)),
         sample_size=float(np.mean(by_column.sample_size)),
         num_draws=num_draws,
-        prior_pareto_k=whole.pareto_k,
+        prior_pareto_k=row.pareto_k,
     )
 
 
@@ -243,13 +243,13 @@ def _row(log_weights: np.ndarray) -> WidthRow:
 
 
 _NUM_COLUMNS = 20_000  # of a mean kernel
-_FEWEST, _MOST = 20, 500  # its draws
+_MIN_KERNEL_DRAWS, _MAX_KERNEL_DRAWS = 20, 500  # its draws
 
 
 def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
-    if "noise" in learnt_at_any_width(model, args, kwargs):
+    if "noise" in non_vanishing_updates(model, args, kwargs):
         return np.nan
     kernel_key, *draw_keys = random.split(rng_key, 3)
     sites = abstract_sites(model.fn, args, kwargs)
@@ -266,19 +266,19 @@ def _limit_log_evidence(
         if form is None or observed != {form.observed}:
             return np.nan
         runs.append(check_at(form, draw, args, kwargs))
-    one, other = runs
-    if not np.array_equal(one.loc, other.loc):
+    first_run, second_run = runs
+    if not np.array_equal(first_run.loc, second_run.loc):
         return np.nan
-    num_rows, num_features = one.features.shape
+    num_rows, num_features = first_run.features.shape
     if kernel is None:
-        num_draws = int(np.clip(_NUM_COLUMNS // num_features, _FEWEST, _MOST))
+        num_draws = int(np.clip(_NUM_COLUMNS // num_features, _MIN_KERNEL_DRAWS, _MAX_KERNEL_DRAWS))
         kernel = mean_kernel(
             kernel_key, model, model.features, *args, num_draws=num_draws, readout=model.readout, **kwargs
         )
     if np.shape(kernel) != (num_rows, num_rows):
         raise ValueError(f"kernel must be that of the features' rows, {(num_rows, num_rows)}, not {np.shape(kernel)}.")
-    residual = np.asarray(one.residual, float).reshape(num_rows, -1)  # (n, k)
-    noises = np.broadcast_to(np.asarray(one.noise_scale, float), one.loc.shape).reshape(residual.shape)
+    residual = np.asarray(first_run.residual, float).reshape(num_rows, -1)  # (n, k)
+    noises = np.broadcast_to(np.asarray(first_run.noise_scale, float), first_run.loc.shape).reshape(residual.shape)
     is_shared = np.array_equal(noises, np.broadcast_to(noises[:, :1], noises.shape))
     problems = [(residual, noises[:, 0])] if is_shared else zip(residual.T, noises.T, strict=True)
     with double_precision():

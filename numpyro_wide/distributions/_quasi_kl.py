@@ -113,7 +113,7 @@ def _singular_normal(q: SingularDistribution, p: dist.Normal) -> Array:
 def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateNormal) -> Array:
     factor, weights = q.covariance_factor()
     batch_shape = jnp.broadcast_shapes(q.batch_shape, p.batch_shape)
-    root, directions = (jnp.broadcast_to(part, batch_shape + part.shape[-2:]) for part in (p.scale_tril, factor))
+    root, directions = (jnp.broadcast_to(matrix, batch_shape + matrix.shape[-2:]) for matrix in (p.scale_tril, factor))
     white = jax.scipy.linalg.solve_triangular(root, directions, lower=True)
     trace = jnp.sum(weights * jnp.sum(jnp.square(white), -2), -1)
     return 0.5 * trace - p.log_prob(q.mean) - q.entropy()

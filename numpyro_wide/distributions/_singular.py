@@ -24,7 +24,7 @@ def coordinates(basis: Array, offset: Array) -> Array:
 
 
 def is_close(x: Array, target: Array, size: ArrayLike = 0.0) -> Array:
-    """Tell whether vectors (..., D) agree, up to the square root of rounding in them or in one of squared size."""
+    """Whether vectors (..., D) agree, up to the square root of rounding in them or in one of squared size."""
     size = size + jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
     return jnp.sum(jnp.square(x - target), -1) <= jnp.finfo(jnp.result_type(x, target, float)).eps * size
 
@@ -52,10 +52,10 @@ class _LinearManifold(_ArrayConstraint):
         self.loc, self.basis = loc, basis
 
     def __call__(self, x: Array) -> Array:
-        """Tell whether vectors (..., D) lie on the manifold up to rounding."""
+        """Whether vectors (..., D) lie on the manifold up to rounding."""
         offset = x - self.loc
-        inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, offset))
-        return is_close(offset, inside, jnp.sum(jnp.square(x), -1))
+        projection = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, offset))
+        return is_close(offset, projection, jnp.sum(jnp.square(x), -1))
 
     def feasible_like(self, prototype: Array) -> Array:
         return jnp.broadcast_to(self.loc, jnp.shape(prototype))
@@ -68,7 +68,7 @@ class _ZeroOrRow(_ArrayConstraint):
         self.rows = rows
 
     def __call__(self, x: Array) -> Array:
-        """Tell whether vectors (..., D) are an atom up to rounding."""
+        """Whether vectors (..., D) are an atom up to rounding."""
         return jnp.all(x == 0, -1) | is_close(x, self.rows)
 
     def feasible_like(self, prototype: Array) -> Array:
@@ -229,9 +229,9 @@ class BernoulliDropout(SingularDistribution):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Return the log probability of an atom, minus infinity elsewhere."""
-        dropped = jnp.all(value == 0, -1)
-        kept = is_close(value, self.rows)
-        mass = jnp.where(dropped, self.rate, 0.0) + jnp.where(kept, 1.0 - self.rate, 0.0)
+        is_zero = jnp.all(value == 0, -1)
+        is_row = is_close(value, self.rows)
+        mass = jnp.where(is_zero, self.rate, 0.0) + jnp.where(is_row, 1.0 - self.rate, 0.0)
         # A stand-in for zero mass keeps gradients finite.
         return jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
 

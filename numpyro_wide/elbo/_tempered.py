@@ -125,30 +125,31 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
 def _by_site(eta: Any, guide_trace: Sites, model_trace: Sites) -> dict[str, Any]:
     """Return η by latent site, of a mapping or a function."""
     latent = sample_sites(guide_trace) | latent_sites(model_trace)
-    given = eta if isinstance(eta, Mapping) else {}
-    check_names_known("eta", given, latent, kind="latent site")
-    found = {}
+    by_name = eta if isinstance(eta, Mapping) else {}
+    check_names_known("eta", by_name, latent, kind="latent site")
+    etas = {}
     for name, site in latent.items():
-        if site["infer"].get("is_auxiliary") and name not in given:
+        if site["infer"].get("is_auxiliary") and name not in by_name:
             raise ValueError(
                 f"eta by site needs a guide that draws sites one by one, such as AutoNormal, but {name!r} holds "
                 "several in one density."
             )
-        found[name] = given.get(name, 1.0) if isinstance(eta, Mapping) else eta(name)
-        check_weight(f"eta at site {name!r}", found[name])
-    return found
+        etas[name] = by_name.get(name, 1.0) if isinstance(eta, Mapping) else eta(name)
+        check_weight(f"eta at site {name!r}", etas[name])
+    return etas
 
 
 def _count_observations(model_trace: dict) -> int:
     """Multiply the sizes of the plates around observed sites; equal plates count once."""
-    what = "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed sites"
-    refuse_unobserved(model_trace, what)
+    reason = "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed sites"
+    refuse_unobserved(model_trace, reason)
     sizes = {name: site["args"][0] for name, site in model_trace.items() if site["type"] == "plate"}
     observed = [site for site in sample_sites(model_trace).values() if site["is_observed"]]
     groups = {frozenset(frame.name for frame in site["cond_indep_stack"]) for site in observed}
     counts = [int(np.prod([sizes[name] for name in group])) for group in groups if group and group <= sizes.keys()]
     if not counts:
         raise ValueError(
-            f"{what}, and this model has none; pass num_observations=..., or put the observed sites in a numpyro.plate."
+            f"{reason}, and this model has none; pass num_observations=..., or put the observed sites in a "
+            "numpyro.plate."
         )
     return sum(counts)

@@ -42,8 +42,8 @@ class MonitoredRun(NamedTuple):
         params: fitted parameters by name, constrained.
         state: last state of SVI.
         losses: loss by step, (steps,).
-        steps: steps of the evaluations, (looks,).
-        terms: :class:`ELBOTerms`, (looks,) each.
+        steps: steps of the evaluations, (evaluations,).
+        terms: :class:`ELBOTerms`, (evaluations,) each.
     """
 
     params: dict[str, Array]
@@ -93,14 +93,14 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
     terms = by_site(loss)
     log_likelihood = {name: -value for name, value in terms.items() if name not in latent}
     tempered = {name: value for name, value in terms.items() if name in latent}
-    plain = tempered
+    untempered = tempered
     if isinstance(loss, TemperedTraceMeanFieldELBO):
-        plain = by_site(TraceMeanField_ELBO(loss.num_particles, loss.vectorize_particles))
+        untempered = by_site(TraceMeanField_ELBO(loss.num_particles, loss.vectorize_particles))
     total = jnp.abs(sum(log_likelihood.values(), start=jnp.array(0.0)))
     ratio = {name: value / total for name, value in tempered.items()}
     return ELBOTerms(
         log_likelihood,
-        {name: plain[name] for name in tempered},
+        {name: untempered[name] for name in tempered},
         tempered,
         ratio,
         sum(ratio.values(), start=jnp.array(0.0)),
@@ -132,16 +132,16 @@ def run_monitored(
         raise ValueError(f"num_steps must be a multiple of `every`, but got {num_steps} and every={every}.")
 
     @jax.jit
-    def stretch(state: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple[Array, ELBOTerms]]:
+    def train_and_evaluate(state: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple[Array, ELBOTerms]]:
         state, losses = jax.lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, length=every)
         return state, (losses, elbo_terms(svi, state, *args, **kwargs))
 
     state = svi.init(rng_key, *args, **kwargs)
-    looks = []
+    evaluations = []
     for _ in range(num_steps // every):
-        state, look = stretch(state, args, kwargs)
-        looks.append(look)
-    losses, terms = jax.tree.map(lambda *leaves: jnp.stack(leaves), *looks)
+        state, evaluation = train_and_evaluate(state, args, kwargs)
+        evaluations.append(evaluation)
+    losses, terms = jax.tree.map(lambda *leaves: jnp.stack(leaves), *evaluations)
     steps = np.arange(every, num_steps + 1, every)
     return MonitoredRun(svi.get_params(state), state, losses.reshape(-1), steps, terms)
 

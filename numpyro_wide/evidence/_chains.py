@@ -33,12 +33,12 @@ class Target:
     def run(self, body: Callable, *arrays: Any, **options: Any) -> Any:
         """Return ``body(model, *arrays, **options)``, compiled."""
 
-        def of_data(data: list[Any], *arrays: Any) -> Any:
+        def program(data: list[Any], *arrays: Any) -> Any:
             args, kwargs = self._rebuild(data)
             return body(partial(self._model, *args, **kwargs), *arrays, **options)
 
-        of_data = self._functions.setdefault((body, *options.items()), of_data)
-        return run_program(of_data, self._data, *arrays)
+        program = self._functions.setdefault((body, *options.items()), program)
+        return run_program(program, self._data, *arrays)
 
 
 def prior_weights(target: Target, keys: Array, batch_size: int) -> np.ndarray:
@@ -54,8 +54,8 @@ def prior_positions(target: Target, keys: Array) -> Position:
 def resample(rng_key: Array, log_weights: np.ndarray, size: int) -> np.ndarray:
     """Draw indices systematically, by the weights."""
     weights = np.exp(log_weights - log_weights.max())
-    places = (float(random.uniform(rng_key)) + np.arange(size)) / size
-    return np.minimum(np.searchsorted(np.cumsum(weights) / weights.sum(), places), log_weights.size - 1)
+    points = (float(random.uniform(rng_key)) + np.arange(size)) / size
+    return np.minimum(np.searchsorted(np.cumsum(weights) / weights.sum(), points), log_weights.size - 1)
 
 
 def start(target: Target, rng_key: Array, betas: list[float], positions: Position, num_warmup: int) -> KernelState:
@@ -82,10 +82,10 @@ def advance(
 ) -> tuple[KernelState, Reference | None, np.ndarray]:
     """Take steps of all chains, to warm up, to fit ``reference``, or to record."""
     recorded = []
-    for first in range(0, num_steps, _CHUNK):
-        count = min(_CHUNK, num_steps - first)
-        state, reference, found = target.run(_advance, state, reference, jnp.asarray(betas, float), count, phase)
-        recorded.append(_as_weights(found[:count]))
+    for begin in range(0, num_steps, _CHUNK):
+        count = min(_CHUNK, num_steps - begin)
+        state, reference, log_ratios = target.run(_advance, state, reference, jnp.asarray(betas, float), count, phase)
+        recorded.append(_as_weights(log_ratios[:count]))
         bar.update(count)
     return state, reference, np.moveaxis(np.concatenate(recorded), 0, -1)
 
@@ -94,7 +94,7 @@ def fit_gaussian(
     target: Target, state: KernelState, num_warmup: int, num_steps: int, bar: tqdm
 ) -> tuple[KernelState, Reference]:
     """Fit a Gaussian to posterior draws, in three windows after a warmup."""
-    reference = run_program(lambda state: Reference.start(_together(state).z), state)
+    reference = run_program(lambda state: Reference.start(_stacked_chains(state).z), state)
     # With the Gaussian to come, for one program.
     state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=WARM, reference=reference)
     for length in (num_steps // 4, num_steps // 4, num_steps - 2 * (num_steps // 4)):
@@ -108,8 +108,8 @@ def gaussian_draws(
 ) -> np.ndarray:
     """Return log(r w / g) at independent draws of the Gaussian g, (draw,)."""
     keys = random.split(rng_key, num_draws)
-    one = jax.tree.map(lambda leaf: leaf[0, 0], like)
-    return _as_weights(target.run(_gaussian_ratios, keys, reference, one, batch_size=batch_size))
+    position = jax.tree.map(lambda leaf: leaf[0, 0], like)
+    return _as_weights(target.run(_gaussian_ratios, keys, reference, position, batch_size=batch_size))
 
 
 def _as_weights(values: Array) -> np.ndarray:
@@ -126,9 +126,9 @@ def _positions(model: Callable, keys: Array) -> Position:
 
 def _kernel(model: Callable, beta: Array) -> SplitHMC:
     def potential_fn(z: Position) -> Array:
-        found = log_density(model, z)
+        density = log_density(model, z)
         gaussian = sum((0.5 * jnp.sum(leaf**2) for leaf in jax.tree.leaves(z)), jnp.zeros(()))
-        return gaussian - found.start - beta * found.weight
+        return gaussian - density.start - beta * density.weight
 
     # Draws of neighbouring temperatures must be independent.
     return SplitHMC(potential_fn=potential_fn, persistence=0.0)
@@ -149,21 +149,21 @@ def _advance(
         state, reference, recorded = carry
         state = over_states(step, state, betas)
         if reference is not None:
-            known, seen = reference, _together(state)
-            reference = jax.lax.cond(phase == _FIT, lambda: known.count_draw(seen), lambda: known)
+            current, draws = reference, _stacked_chains(state)
+            reference = jax.lax.cond(phase == _FIT, lambda: current.count_draw(draws), lambda: current)
         ratios = over_chains(over_chains(lambda z: _log_ratio(model, reference, z)))
-        found = jax.lax.cond(phase == _RECORD, lambda: ratios(state.z), lambda: recorded[0])
-        return state, reference, recorded.at[i].set(found)
+        log_ratios = jax.lax.cond(phase == _RECORD, lambda: ratios(state.z), lambda: recorded[0])
+        return state, reference, recorded.at[i].set(log_ratios)
 
     recorded = jnp.zeros((_CHUNK, *state.potential_energy.shape))
     return jax.lax.fori_loop(0, count, body, (state, reference, recorded))
 
 
 def _log_ratio(model: Callable, reference: Reference | None, z: Position) -> Array:
-    found = log_density(model, z)
+    density = log_density(model, z)
     if reference is None:
-        return found.weight
-    return found.weight + found.start - reference.relative_log_density(z)
+        return density.weight
+    return density.weight + density.start - reference.relative_log_density(z)
 
 
 def _gaussian_ratios(model: Callable, keys: Array, reference: Reference, like: Position, batch_size: int) -> Array:
@@ -173,7 +173,7 @@ def _gaussian_ratios(model: Callable, keys: Array, reference: Reference, like: P
     return jax.lax.map(ratio, keys, batch_size=batch_size)
 
 
-def _together(state: KernelState) -> KernelState:
+def _stacked_chains(state: KernelState) -> KernelState:
     """Stack chains along the unit axis, so that ``Reference`` pools them."""
     return state._replace(z=jax.tree.map(_as_units, state.z), z_grad=jax.tree.map(_as_units, state.z_grad))
 

@@ -25,7 +25,7 @@ Position = dict[str, Array]
 
 
 class LogDensity(NamedTuple):
-    """Joint density at a position z, in two parts against rounding."""
+    """Joint density at a position z, in two terms against rounding."""
 
     start: Array  # log r(z) − log N(z; 0, I)
     weight: Array  # log w(z)
@@ -42,12 +42,12 @@ def log_density(model: Callable, position: Position) -> LogDensity:
     coordinates = _Unconstrained(position)
     sites = run_model(model, inside=(coordinates,))
     bases = base_transforms(sites)
-    parts = [
+    terms = [
         _relative_prior(site, position[name], coordinates.log_dets[name])
         for name, site in latent_sites(sites).items()
         if name not in bases
     ]
-    return LogDensity(sum(parts, jnp.zeros(())), log_weight(sites))
+    return LogDensity(sum(terms, jnp.zeros(())), log_weight(sites))
 
 
 class _Unconstrained(Messenger):
@@ -68,7 +68,7 @@ class _Unconstrained(Messenger):
 
 
 def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
-    """Return a site's part of log r(z) − log N(z; 0, I)."""
+    """Return a site's term of log r(z) − log N(z; 0, I)."""
     log_prob = unwrap(site["fn"]).log_prob(site["value"])
     standard = dist.Normal(0.0, 1.0).log_prob(coordinate)
     if log_prob.shape == coordinate.shape:  # by entry, exactly 0 for N(0, 1)

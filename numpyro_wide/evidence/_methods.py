@@ -36,17 +36,17 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
     def terms(log_ratio: float) -> tuple[np.ndarray, np.ndarray]:
         return expit(lower - log_ratio + offset) / share, expit(log_ratio - upper - offset) / (1 - share)
 
-    both = np.concatenate([lower.ravel(), upper.ravel()])
-    finite = both[np.isfinite(both)]
+    pooled = np.concatenate([lower.ravel(), upper.ravel()])
+    finite = pooled[np.isfinite(pooled)]
     low, high = finite.min() - 60.0, finite.max() + 60.0  # far out
     for _ in range(100):  # by bisection
         middle = 0.5 * (low + high)
-        first, second = terms(middle)
-        low, high = (middle, high) if first.mean() > second.mean() else (low, middle)
+        lower_terms, upper_terms = terms(middle)
+        low, high = (middle, high) if lower_terms.mean() > upper_terms.mean() else (low, middle)
     log_ratio = float(0.5 * (low + high))
-    first, second = terms(log_ratio)
-    overlap = max(float(second.mean()), np.finfo(float).tiny)
-    return Bridge(log_ratio, overlap, first / overlap, second / overlap)
+    lower_terms, upper_terms = terms(log_ratio)
+    overlap = max(float(upper_terms.mean()), np.finfo(float).tiny)
+    return Bridge(log_ratio, overlap, lower_terms / overlap, upper_terms / overlap)
 
 
 def effective_share(log_weights: np.ndarray) -> float:
@@ -128,10 +128,10 @@ class Evidence(NamedTuple):
 
     def __str__(self) -> str:
         count = len(self.inverse_temperatures)
-        ran = "1 temperature" if count == 1 else f"{count} temperatures"
+        temperatures = "1 temperature" if count == 1 else f"{count} temperatures"
         return (
-            f"log evidence {self.log_evidence:.3f} ± {self.standard_error:.2g} ({self.method}, {ran}): overlap "
-            f"{self.overlap:.2f}, effective size {self.effective_size:.0f}, R-hat {self.rhat:.3f}"
+            f"log evidence {self.log_evidence:.3f} ± {self.standard_error:.2g} ({self.method}, {temperatures}): "
+            f"overlap {self.overlap:.2f}, effective size {self.effective_size:.0f}, R-hat {self.rhat:.3f}"
         )
 
 
@@ -146,8 +146,8 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> tuple[flo
             f"its support, or {NOISE_TOO_SMALL}. Run {IN_FLOAT64}."
         )
     beta = next_temperature(0.0, log_weights, _SHARE)
-    chosen = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
-    return beta, _chains.prior_positions(target, keys[chosen])
+    rows = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
+    return beta, _chains.prior_positions(target, keys[rows])
 
 
 def by_bridge(target: Target, rng_key: Array, sizes: Sizes, positions: Position, bar: tqdm) -> Evidence:
@@ -161,10 +161,10 @@ def by_bridge(target: Target, rng_key: Array, sizes: Sizes, positions: Position,
     lower = _chains.gaussian_draws(target, key_gaussian, gaussian, positions, sizes.num_chains * half, sizes.num_chains)
     if not np.isfinite(lower).any():  # nothing in common
         return Evidence(np.nan, np.inf, "bridge", 0.0, 0.0, np.inf, np.ones(1))
-    found = bridge(lower, upper, (lower.size, effective_size(upper)))
-    above, size = squared_error(found.upper)
-    error = float(np.sqrt(np.var(found.lower, ddof=1) / lower.size + above))
-    return Evidence(found.log_ratio, error, "bridge", found.overlap, size, rhat(upper), np.ones(1))
+    estimate = bridge(lower, upper, (lower.size, effective_size(upper)))
+    upper_error, size = squared_error(estimate.upper)
+    error = float(np.sqrt(np.var(estimate.lower, ddof=1) / lower.size + upper_error))
+    return Evidence(estimate.log_ratio, error, "bridge", estimate.overlap, size, rhat(upper), np.ones(1))
 
 
 def by_stepping_stones(
@@ -207,11 +207,11 @@ def _ladder(
                 f"after {len(betas)} temperatures the inverse temperature is {beta:.2g}, not 1; look at the model's "
                 "priors and noise, run in float64, or raise num_warmup."
             )
-        following = next_temperature(beta, log_weights[0].ravel(), _SHARE)
-        last = (following - beta) * log_weights[0, :, -1]
-        chosen = _chains.resample(key_choice, last, sizes.num_chains)
-        positions = jax.tree.map(lambda leaf, chosen=chosen: leaf[:, chosen], state.z)
-        beta = following
+        next_beta = next_temperature(beta, log_weights[0].ravel(), _SHARE)
+        last = (next_beta - beta) * log_weights[0, :, -1]
+        rows = _chains.resample(key_choice, last, sizes.num_chains)
+        positions = jax.tree.map(lambda leaf, rows=rows: leaf[:, rows], state.z)
+        beta = next_beta
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:

@@ -67,8 +67,8 @@ def model_evidence(
         >>> def model(y):
         ...     mean = numpyro.sample("mean", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Normal(mean, 1).expand([2]).to_event(1), obs=y)
-        >>> found = model_evidence(jax.random.key(0), model, jnp.array([1.0, -1.0]), progress_bar=False)
-        >>> found.method, abs(found.log_evidence - -3.387) < 0.1
+        >>> evidence = model_evidence(jax.random.key(0), model, jnp.array([1.0, -1.0]), progress_bar=False)
+        >>> evidence.method, abs(evidence.log_evidence - -3.387) < 0.1
         ('stepping-stone', True)
     """
     check_key("rng_key", rng_key, "model_evidence(rng_key, model, x, y)")
@@ -87,20 +87,20 @@ def model_evidence(
     target = Target(model, model_args, model_kwargs)
     key_first, key_bridge, key_stones = random.split(rng_key, 3)
     with progress(shown=progress_bar) as bar:
-        found = None
+        evidence = None
         beta, positions = first_temperature(target, key_first, sizes)
         if method == "bridge" or (method == "auto" and beta < 1):
-            found = by_bridge(target, key_bridge, sizes, positions, bar)
-        if found is None or (method == "auto" and not found.is_trusted):
-            found = by_stepping_stones(target, key_stones, sizes, beta, positions, bar)
-    if not found.is_trusted:
+            evidence = by_bridge(target, key_bridge, sizes, positions, bar)
+        if evidence is None or (method == "auto" and not evidence.is_trusted):
+            evidence = by_stepping_stones(target, key_stones, sizes, beta, positions, bar)
+    if not evidence.is_trusted:
         warnings.warn(
-            f"{found}; not to be trusted where the overlap is below 0.1, R-hat above 1.1 or the effective size below "
-            f"100. {_ADVICE[found.method]}",
+            f"{evidence}; not to be trusted where the overlap is below 0.1, R-hat above 1.1 or the effective size "
+            f"below 100. {_ADVICE[evidence.method]}",
             RuntimeWarning,
             stacklevel=2,
         )
-    return found
+    return evidence
 
 
 _ADVICE = {

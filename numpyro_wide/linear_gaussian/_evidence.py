@@ -55,11 +55,11 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
     log_normaliser = num_outputs * (log_det + num_rows * jnp.log(2 * jnp.pi * variance))
     size = 0.5 * (jnp.abs(jnp.sum(targets * alpha)) + jnp.abs(log_normaliser))
     by_output = jnp.sqrt(jnp.sum(alpha**2, axis=0) * jnp.sum(targets**2, axis=0)).sum()
-    of_log_det = num_outputs * jnp.sqrt(squared_norms @ (inverse**2 @ squared_norms))
+    log_det_term = num_outputs * jnp.sqrt(squared_norms @ (inverse**2 @ squared_norms))
 
     ratio = eps * squared_norm / variance
-    of_mean = ratio**2 * moved * variance * 0.1 / len(rows)
-    total = 2 * eps * (by_output + size + of_log_det) + ratio**4 * of_mean
+    mean_term = ratio**2 * moved * variance * 0.1 / len(rows)
+    total = 2 * eps * (by_output + size + log_det_term) + ratio**4 * mean_term
     is_lost = (variance < least_variance(squared_norm)) | ~jnp.isfinite(total)
     return jnp.where(is_lost, jnp.inf, total)
 

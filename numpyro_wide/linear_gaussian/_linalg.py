@@ -19,11 +19,11 @@ def full_precision(fn: Callable[P, R]) -> Callable[P, R]:
     """Make a function's products full ones: accelerators round float32 to ten bits, too few for Gram matrices."""
 
     @wraps(fn)
-    def of_full_products(*args: P.args, **kwargs: P.kwargs) -> R:
+    def with_full_products(*args: P.args, **kwargs: P.kwargs) -> R:
         with jax.default_matmul_precision("highest"):
             return fn(*args, **kwargs)
 
-    return of_full_products
+    return with_full_products
 
 
 @jax.custom_jvp
@@ -88,8 +88,8 @@ def _lower_gram(rows: Array, leaf: int | None = None) -> Array:
 
 
 def _lower_block(upper_left: Array, lower_left: Array, lower_right: Array) -> Array:
-    nothing = jnp.zeros((len(upper_left), len(lower_right)), upper_left.dtype)
-    return jnp.block([[upper_left, nothing], [lower_left, lower_right]])
+    zeros = jnp.zeros((len(upper_left), len(lower_right)), upper_left.dtype)
+    return jnp.block([[upper_left, zeros], [lower_left, lower_right]])
 
 
 def _leaf_size(size: int, least: int, most_leaves: int) -> int:

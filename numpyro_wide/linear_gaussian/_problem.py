@@ -66,7 +66,7 @@ def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, h
 
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Tell whether a shape broadcasts to another."""
+    """Whether a shape broadcasts to another."""
     try:
         return np.broadcast_shapes(shape, target) == target
     except ValueError:
@@ -85,7 +85,7 @@ def as_test_features(test_features: ArrayLike, features: Array) -> Array:
 
 
 class ReadoutShapes:
-    """What dense and blocked problems share."""
+    """Shapes and checks that dense and blocked problems share."""
 
     features: Any
     targets: Array

@@ -129,9 +129,9 @@ class StandardisedRows(NamedTuple):
     def place(self, index: Array) -> tuple[Array, Array]:
         """Return a block's first row, and a mask of rows new in it, (b, 1)."""
         block_size = self.features.block_size
-        first = index * block_size
-        start = jnp.minimum(first, len(self.targets) - block_size)
-        return start, (start + jnp.arange(block_size) >= first)[:, None]
+        first_row = index * block_size
+        start = jnp.minimum(first_row, len(self.targets) - block_size)
+        return start, (start + jnp.arange(block_size) >= first_row)[:, None]
 
     def read(self, by_row: Any, start: Array) -> Any:
         """Return a block of arrays by row."""
@@ -176,8 +176,8 @@ def _forward(problem: StandardisedRows) -> tuple[Array, tuple[StandardisedRows, 
     return value_of_sums(problem, sums), (problem, sums)
 
 
-def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[StandardisedRows]:
-    problem, sums = kept
+def _backward(saved: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[StandardisedRows]:
+    problem, sums = saved
     variance = problem.variance
     precision = full_precision(jnp.einsum)("qij,qik->qjk", sums.inverse, sums.inverse)
     shared = problem.num_sharing * precision.sum(axis=0)
@@ -191,32 +191,32 @@ def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[St
     def step(carry: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], None]:
         totals, by_row = carry
         start, is_new = problem.place(index)
-        whole = problem.read(problem.by_row(), start)
+        block_rows = problem.read(problem.by_row(), start)
 
         def block(common: Any, rows: Any) -> tuple[Array, Array]:
-            return problem.block(_filled(common, problem.common()), _filled(rows, whole))
+            return problem.block(_filled(common, problem.common()), _filled(rows, block_rows))
 
         (features, targets), pull = jax.vjp(block, common, problem.read(rows, start))
-        of_features, alpha = slopes(features, targets)
-        of_common, of_rows = pull((jnp.where(is_new, of_features, 0), jnp.where(is_new, -alpha, 0)))
+        features_bar, alpha = slopes(features, targets)
+        common_bar, rows_bar = pull((jnp.where(is_new, features_bar, 0), jnp.where(is_new, -alpha, 0)))
         # In place: the derivative by whole arrays would cost as much for each block as for all.
-        by_row = jax.tree.map(lambda all_rows, part: _add_rows(all_rows, part, start), by_row, of_rows)
-        return (jax.tree.map(jnp.add, totals, of_common), by_row), None
+        by_row = jax.tree.map(lambda array, update: _add_rows(array, update, start), by_row, rows_bar)
+        return (jax.tree.map(jnp.add, totals, common_bar), by_row), None
 
     zeros = jax.tree.map(jnp.zeros_like, (common, rows))
-    found, _ = jax.lax.scan(step, zeros, problem.indices)
-    (of_constants, of_scale), (of_inputs, of_targets, of_noise) = jax.tree.map(
-        lambda x: (cotangent * x).astype(x.dtype), found
+    totals, _ = jax.lax.scan(step, zeros, problem.indices)
+    (constants_bar, scale_bar), (inputs_bar, targets_bar, noise_bar) = jax.tree.map(
+        lambda x: (cotangent * x).astype(x.dtype), totals
     )
-    of_features = replace(problem.features, inputs=of_inputs, constants=of_constants)
-    of_variance = cotangent * _of_variance(problem, sums, precision)
-    return (StandardisedRows(of_features, of_targets, of_noise, of_scale, of_variance),)
+    features_bar = replace(problem.features, inputs=inputs_bar, constants=constants_bar)
+    variance_bar = cotangent * _variance_cotangent(problem, sums, precision)
+    return (StandardisedRows(features_bar, targets_bar, noise_bar, scale_bar, variance_bar),)
 
 
 log_evidence_by_blocks.defvjp(_forward, _backward)
 
 
-def _of_variance(problem: StandardisedRows, sums: Sums, precision: Array) -> Array:
+def _variance_cotangent(problem: StandardisedRows, sums: Sums, precision: Array) -> Array:
     r"""Return $\tfrac12 (\|\alpha\|^2 - k \operatorname{tr} K^{-1})$, (q,), from the sums."""
     num_rows, num_features = problem.features.shape
     squares = sums.quadratic / problem.variance - jnp.sum(sums.mean**2, axis=0) / problem.variance  # of alpha, (k,)
@@ -227,10 +227,10 @@ def _of_variance(problem: StandardisedRows, sums: Sums, precision: Array) -> Arr
 def value_of_sums(problem: StandardisedRows, sums: Sums) -> Array:
     """Return the log evidence from sums; NaN for noise below rounding."""
     variance = problem.variance
-    of_noise = len(problem.targets) * jnp.log(2 * jnp.pi * variance)
-    log_normaliser = problem.num_sharing * (sums.log_det + of_noise)
-    found = -0.5 * (sums.quadratic.sum() + log_normaliser.sum())
-    return jnp.where(sums.is_lost, jnp.nan, found)
+    log_noise = len(problem.targets) * jnp.log(2 * jnp.pi * variance)
+    log_normaliser = problem.num_sharing * (sums.log_det + log_noise)
+    log_evidence = -0.5 * (sums.quadratic.sum() + log_normaliser.sum())
+    return jnp.where(sums.is_lost, jnp.nan, log_evidence)
 
 
 @full_precision
@@ -295,14 +295,14 @@ def pairwise_sum(rows: Array) -> Array:
     """Sum over rows by halves, for small rounding."""
     while len(rows) > 1:
         half = len(rows) // 2
-        rest = rows[2 * half :]
-        rows = jnp.concatenate([rows[:half] + rows[half : 2 * half], rest]) if len(rest) else rows[:half] + rows[half:]
+        last = rows[2 * half :]  # of an odd number
+        rows = jnp.concatenate([rows[:half] + rows[half : 2 * half], last]) if len(last) else rows[:half] + rows[half:]
     return rows[0]
 
 
-def _add_rows(array: Array, part: Array, start: Array) -> Array:
-    there = take_rows(array, start, part.shape[0])
-    return jax.lax.dynamic_update_slice_in_dim(array, there + part, start, axis=0)
+def _add_rows(array: Array, update: Array, start: Array) -> Array:
+    current = take_rows(array, start, update.shape[0])
+    return jax.lax.dynamic_update_slice_in_dim(array, current + update, start, axis=0)
 
 
 def _floats(tree: Any) -> Any:
@@ -313,7 +313,7 @@ def _floats(tree: Any) -> Any:
 def _filled(floats: Any, tree: Any) -> Any:
     """Fill a tree's floating-point leaves."""
     return jax.tree.map(
-        lambda leaf, other: other if leaf is None else leaf, floats, tree, is_leaf=lambda leaf: leaf is None
+        lambda leaf, default: default if leaf is None else leaf, floats, tree, is_leaf=lambda leaf: leaf is None
     )
 
 
@@ -345,9 +345,9 @@ class BlockedPosterior:
             mean = rows @ center
             return mean, jnp.broadcast_to(spread.T, mean.shape), mean + rows @ deviation
 
-        found = map_rows(test_features, moments)
+        values = map_rows(test_features, moments)
         shape = (test_features.shape[0], *self.mean.shape[1:])
-        return jax.tree.map(lambda part: part.reshape(shape), found)
+        return jax.tree.map(lambda leaf: leaf.reshape(shape), values)
 
     @full_precision
     def predict_jointly(self, test_features: RowFeatures | Array) -> tuple[Array, Array]:
@@ -407,10 +407,10 @@ class BlockedProblem(ReadoutShapes):
         """Estimate the rounding error of :meth:`log_evidence` in nats; infinite where that is NaN."""
         standard = self._standardised()
         sums, num_sharing = sums_by_blocks(standard), standard.num_sharing
-        of_noise = len(self.targets) * jnp.abs(jnp.log(2 * jnp.pi * standard.variance)).sum()
+        log_noise = len(self.targets) * jnp.abs(jnp.log(2 * jnp.pi * standard.variance)).sum()
         eps = jnp.finfo(sums.mean.dtype).eps
-        found = 0.5 * eps * (sums.quadratic.sum() + num_sharing * of_noise) + 2 * num_sharing * sums.lost.sum()
-        return jnp.where(sums.is_lost | ~jnp.isfinite(found), jnp.inf, found)
+        error = 0.5 * eps * (sums.quadratic.sum() + num_sharing * log_noise) + 2 * num_sharing * sums.lost.sum()
+        return jnp.where(sums.is_lost | ~jnp.isfinite(error), jnp.inf, error)
 
     def solved(self) -> BlockedPosterior:
         """Return the readout's posterior, which draws and predicts; NaN for noise below rounding."""

@@ -33,15 +33,15 @@ __all__ = [
     "UnderdampedLangevin",
 ]
 
-# Names of the room around the chains, which lies above this one; looked up when they are asked for.
-_OF_RUNS = ("StoredDraws", "init_to_optimum", "reduced", "run_in_pieces")
+# Names of `runs`, which imports this package; looked up at their first use.
+_RUNS_NAMES = ("StoredDraws", "init_to_optimum", "reduced", "run_in_pieces")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_RUNS:
+    if name in _RUNS_NAMES:
         return getattr(import_module("numpyro_wide.runs"), name)
     raise AttributeError(f"module 'numpyro_wide.mcmc' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_RUNS})
+    return sorted({*globals(), *_RUNS_NAMES})

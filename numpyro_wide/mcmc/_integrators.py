@@ -133,8 +133,8 @@ def trajectory_shares(num_steps: int | Array) -> tuple[Array, Array]:
     """
     steps = jnp.asarray(num_steps, float)
     unit = steps / (steps - 2 + 2 * _FIRST_ROTATION)
-    of_two = jnp.array([_OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO, 1.0])
-    kicks = jnp.where(num_steps == 2, of_two, jnp.array([_FIRST_KICK, _SECOND_KICK, 1.0]) * unit)
+    two_kicks = jnp.array([_OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO, 1.0])
+    kicks = jnp.where(num_steps == 2, two_kicks, jnp.array([_FIRST_KICK, _SECOND_KICK, 1.0]) * unit)
     turns = jnp.where(num_steps <= 2, 1.0, jnp.array([_FIRST_ROTATION, 1.0]) * unit)
     return jnp.where(num_steps == 1, 0.5, kicks), turns
 
@@ -213,7 +213,7 @@ def isokinetic_step(
     flow (:eq:`isokinetic-error`).
     """
     half = 0.5 * direction.size**0.5 * step_size
-    before = point.potential_energy
+    start_energy = point.potential_energy
 
     def body(i: Array, carry: tuple[Point, Array, Array]) -> tuple[Point, Array, Array]:
         point, direction, stretched = carry
@@ -222,10 +222,10 @@ def isokinetic_step(
         return evaluate(point.z + half * (scale * direction)), direction, stretched + change
 
     # A loop, so that the gradient is compiled once.
-    point, direction, stretched = jax.lax.fori_loop(0, 2, body, (point, direction, jnp.zeros_like(before)))
+    point, direction, stretched = jax.lax.fori_loop(0, 2, body, (point, direction, jnp.zeros_like(start_energy)))
     direction, change = isokinetic_kick(direction, scale * point.z_grad, OUTER_KICK * step_size)
     # The two energies are large, and what is left of them small: their difference first.
-    return point, direction, (point.potential_energy - before) + (stretched + change)
+    return point, direction, (point.potential_energy - start_energy) + (stretched + change)
 
 
 def _log_cosh_plus(angle: Array, cos: Array) -> Array:

@@ -20,12 +20,12 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key, nested_attrgetter
 
 from numpyro_wide._checks import as_floats, check_key, is_known, is_tracing, listing
-from numpyro_wide._compile import is_one_by_one, over_chains, program_of, run_program
+from numpyro_wide._compile import is_sequential, over_chains, program_of, run_program
 from numpyro_wide._traces import fixed_supports, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
-    FARTHEST,
-    LOST,
+    LOST_ERROR,
+    MAX_STEPS,
     AcceptanceRule,
     AdaptState,
     EnergyRule,
@@ -38,31 +38,31 @@ from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree, normal_like,
 def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], Array] | None) -> None:
     """Refuse anything but exactly one function."""
     if (model is None) == (potential_fn is None):
-        given = "neither" if model is None else "both"
-        raise ValueError(f"Exactly one of model and potential_fn must be given, but got {given}.")
+        passed = "neither" if model is None else "both"
+        raise ValueError(f"Exactly one of model and potential_fn must be given, but got {passed}.")
     name, value = ("model", model) if potential_fn is None else ("potential_fn", potential_fn)
     if not callable(value):
         raise TypeError(f"{name} must be a function, but got {type(value).__name__}.")
 
 
-def check_given_start(init_params: PyTree, expected: PyTree | None, num_chains: int | None) -> None:
-    """Refuse a first position, of so many chains or of one, without real numbers or unlike a model's latent sites."""
-    for place, leaf in jax.tree.leaves_with_path(init_params):
-        as_floats(leaf, names=(f"init_params{jax.tree_util.keystr(place)}",))
+def check_init_params(init_params: PyTree, expected: PyTree | None, num_chains: int | None) -> None:
+    """Refuse a first position, of several chains or of one, without real numbers or unlike a model's latent sites."""
+    for path, leaf in jax.tree.leaves_with_path(init_params):
+        as_floats(leaf, names=(f"init_params{jax.tree_util.keystr(path)}",))
     if expected is None:
         return
-    leading = () if num_chains is None else (num_chains,)
-    shapes = {name: (*leading, *np.shape(value)) for name, value in expected.items()}
+    batch_shape = () if num_chains is None else (num_chains,)
+    shapes = {name: (*batch_shape, *np.shape(value)) for name, value in expected.items()}
     if not isinstance(init_params, Mapping):
         raise TypeError(
             "init_params of a model must be a dictionary of unconstrained values by site, but is a "
             f"{type(init_params).__name__}."
         )
-    given = {name: np.shape(value) for name, value in init_params.items()}
-    if given != shapes:
+    actual = {name: np.shape(value) for name, value in init_params.items()}
+    if actual != shapes:
         raise ValueError(
             f"init_params must hold an unconstrained value of every latent site, of the shapes {shapes}, but holds "
-            f"{given}. With several chains every value has their axis in front."
+            f"{actual}. With several chains every value has their axis in front."
         )
 
 
@@ -81,7 +81,7 @@ def check_number(
 
 
 def energy_rule(bias_tolerance: float, adjusted: bool, target_accept_prob: float | None) -> EnergyRule:
-    """Return the rule of an unadjusted sampler (:eq:`bias`); refuse an acceptance probability, which it obeys not."""
+    """Return the rule of an unadjusted sampler (:eq:`bias`); refuse a target acceptance, which it has no use for."""
     tolerance = check_number("bias_tolerance", bias_tolerance, 0.0, 1.0)
     if not adjusted and target_accept_prob is not None:
         raise ValueError(
@@ -92,7 +92,7 @@ def energy_rule(bias_tolerance: float, adjusted: bool, target_accept_prob: float
 
 
 class KernelState(NamedTuple):
-    """State of a chain; ``numpyro_wide.mcmc`` tells what users read of it."""
+    """State of a chain; ``numpyro_wide.mcmc`` documents the fields for users."""
 
     i: Array  # number of steps taken, warmup included
     z: PyTree  # unconstrained position
@@ -110,21 +110,21 @@ class KernelState(NamedTuple):
     adapt_state: AdaptState
     rng_key: Array  # for the next step
 
-    def __getitem__(self, place: Any) -> Any:
-        """Return a field by its place; NumPyro asks by name for an extra field that is no attribute."""
-        if isinstance(place, str):
-            raise KeyError(f"extra_fields must be among {listing(self._fields)} for this kernel, but got {place!r}.")
-        return tuple.__getitem__(self, place)
+    def __getitem__(self, index: Any) -> Any:
+        """Return a field by its index; NumPyro asks by name for an extra field that is no attribute."""
+        if isinstance(index, str):
+            raise KeyError(f"extra_fields must be among {listing(self._fields)} for this kernel, but got {index!r}.")
+        return tuple.__getitem__(self, index)
 
 
-def over_states(fn: Callable[..., Any], state: KernelState, *others: Any) -> Any:
-    """Map a function over the states of chains, and others' leading axis, as :func:`over_chains` does."""
-    if is_one_by_one():
-        return over_chains(fn)(state, *others)
+def over_states(fn: Callable[..., Any], state: KernelState, *extras: Any) -> Any:
+    """Map a function over states of chains, and the leading axis of ``extras``, as :func:`over_chains` does."""
+    if is_sequential():
+        return over_chains(fn)(state, *extras)
     # One step number for all: with one each, the end of a window would be computed in every step, and thrown away.
     i, num_warmup = state.i[0], state.adapt_state.num_warmup[0]
     shared = state._replace(i=i, adapt_state=state.adapt_state._replace(num_warmup=num_warmup))
-    return jax.vmap(fn, in_axes=(_CHAIN_AXES, *(0 for _ in others)))(shared, *others)
+    return jax.vmap(fn, in_axes=(_CHAIN_AXES, *(0 for _ in extras)))(shared, *extras)
 
 
 _MAPPED: Any = 0
@@ -185,61 +185,62 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
     """
     mcmc, args, kwargs = run.func.__self__, run.keywords["args"], run.keywords["kwargs"]
     if state is None or kernel._sample_fn is None:
-        first = kernel.init(rng_key, mcmc.num_warmup, init_params, args, kwargs)
-        state = first if state is None else state
+        first_state = kernel.init(rng_key, mcmc.num_warmup, init_params, args, kwargs)
+        state = first_state if state is None else state
     postprocess = mcmc.postprocess_fn or kernel.postprocess_fn(args, kwargs)
-    names, left_out = run.keywords["collect_fields"], run.keywords["remove_sites"]
+    field_names, removed_sites = run.keywords["collect_fields"], run.keywords["remove_sites"]
     bounds, thinning = mcmc._collection_params, mcmc.thinning
     lower, upper = bounds["lower"], bounds["upper"]
     num_kept = (upper - lower) // thinning
     size = num_kept if bounds["collection_size"] is None else bounds["collection_size"] // thinning
     begin = upper - num_kept * thinning
 
-    def collected(state: Any) -> dict[str, Any]:
-        found = {name: nested_attrgetter(name)(state) for name in names}
-        sites = over_chains(postprocess)(found[names[0]])
-        return found | {names[0]: {k: v for k, v in sites.items() if k not in left_out} if left_out else sites}
+    def collect(state: Any) -> dict[str, Any]:
+        fields = {name: nested_attrgetter(name)(state) for name in field_names}
+        sites = over_chains(postprocess)(fields[field_names[0]])
+        stored = {k: v for k, v in sites.items() if k not in removed_sites} if removed_sites else sites
+        return fields | {field_names[0]: stored}
 
     def loop(state: Any, begin: Array, upper: Array, thinning: Array) -> tuple[dict, Any]:
         def step(i: Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
-            state, kept = carry
+            state, buffers = carry
             state = kernel.sample(state, args, kwargs)
-            place, rest = (i - begin) // thinning, (i - begin) % thinning
+            index, remainder = (i - begin) // thinning, (i - begin) % thinning
 
             def keep() -> dict:
-                return jax.tree.map(lambda all_, one: all_.at[place].set(one), kept, collected(state))
+                return jax.tree.map(lambda buffer, value: buffer.at[index].set(value), buffers, collect(state))
 
-            return state, jax.lax.cond((i >= begin) & (rest == thinning - 1), keep, lambda: kept)
+            return state, jax.lax.cond((i >= begin) & (remainder == thinning - 1), keep, lambda: buffers)
 
-        kept = jax.tree.map(lambda one: jnp.zeros((size, *one.shape), one.dtype), jax.eval_shape(collected, state))
-        state, kept = jax.lax.fori_loop(0, upper, step, (state, kept))
-        return jax.tree.map(lambda draws: jnp.swapaxes(draws, 0, 1), kept), state
+        buffers = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), jax.eval_shape(collect, state))
+        state, buffers = jax.lax.fori_loop(0, upper, step, (state, buffers))
+        return jax.tree.map(lambda draws: jnp.swapaxes(draws, 0, 1), buffers), state
 
     # Lengths are arguments: a warmup, and runs of other lengths that keep as many draws, are the same program.
-    given = state, *map(jnp.int32, (begin, upper, thinning))
+    loop_arguments = state, *map(jnp.int32, (begin, upper, thinning))
     leaves, structure = jax.tree.flatten((args, kwargs))
     if is_tracing() or not all(isinstance(leaf, Array) and is_known(leaf) for leaf in leaves):
-        return run_program(loop, *given)  # other arguments than JAX's arrays may be changed in place
+        return run_program(loop, *loop_arguments)  # other arguments than JAX's arrays may be changed in place
     types = [
         (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), leaf.sharding) for leaf in jax.tree.leaves(state)
     ]
-    form = structure, jax.tree.structure(state), types, size, names, left_out, mcmc.postprocess_fn
+    signature = structure, jax.tree.structure(state), types, size, field_names, removed_sites, mcmc.postprocess_fn
     # A run that goes on with the arguments of the one before needs no tracing, which would take longer than it does.
-    if kernel._loop is None or kernel._loop.form != form or not all(map(is_, kernel._loop.leaves, leaves)):
-        kernel._loop = _Loop(form, leaves, program_of(loop, *given))
-    return kernel._loop.program(*given)
+    if kernel._loop is None or kernel._loop.signature != signature or not all(map(is_, kernel._loop.leaves, leaves)):
+        kernel._loop = _Loop(signature, leaves, program_of(loop, *loop_arguments))
+    return kernel._loop.program(*loop_arguments)
 
 
 class _Loop(NamedTuple):
     """Program of a kernel's latest run, with the arguments of the model that it holds."""
 
-    form: tuple
+    signature: tuple
     leaves: list[Array]
     program: Callable
 
 
 # Made by `init` from a trace of the model, and good for it alone.
-_OF_A_TRACE = "_loop", "_potential_fn_gen", "_postprocess_fn", "_sample_fn", "_supports"
+_TRACE_ATTRIBUTES = "_loop", "_potential_fn_gen", "_postprocess_fn", "_sample_fn", "_supports"
 
 
 class MetropolisKernel(MCMCKernel):
@@ -343,20 +344,20 @@ class MetropolisKernel(MCMCKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         # The closures over the model's trace are rebuilt by the next `init`.
-        return {**self.__dict__, **dict.fromkeys(_OF_A_TRACE)}
+        return {**self.__dict__, **dict.fromkeys(_TRACE_ATTRIBUTES)}
 
     def _forget_model(self) -> None:
-        self.__dict__.update(dict.fromkeys(_OF_A_TRACE))
+        self.__dict__.update(dict.fromkeys(_TRACE_ATTRIBUTES))
 
     def _first_point(
         self, rng_key: Array, init_params: PyTree, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> tuple[Point, bool]:
         """Return the first point of a chain, or of each of several keys, and whether the model has parameters."""
         num_chains = None if is_prng_key(rng_key) else len(rng_key)
-        found, has_parameters, is_given = None, False, init_params is not None
+        expected, has_parameters, is_given = None, False, init_params is not None
         if self._model is not None:
-            # NumPyro looks for a first position in any case. Where it is not asked for, one look without a gradient is
-            # enough, and needs no compilation.
+            # NumPyro finds a first position in any case. Where one is given, a single try without a gradient is enough,
+            # and needs no compilation.
             info = initialize_model(
                 rng_key[0] if is_given and num_chains is not None else rng_key,
                 self._model,
@@ -371,14 +372,14 @@ class MetropolisKernel(MCMCKernel):
             has_parameters = any(site["type"] in ("param", "mutable") for site in info.model_trace.values())
             if not is_given:
                 return _as_floats(Point(*info.param_info)), has_parameters
-            found = info.param_info.z
+            expected = info.param_info.z
             if GIBBS_SITES_KWARG in (model_kwargs or {}):
                 init_params = _start_of_block(init_params, self._supports)
         if not is_given:
             raise ValueError(
                 "A kernel with a potential_fn needs a first position; pass init_params to MCMC.run or init."
             )
-        check_given_start(init_params, found, num_chains)
+        check_init_params(init_params, expected, num_chains)
         evaluate = self._evaluator(model_args, model_kwargs)
         return (evaluate if num_chains is None else over_chains(evaluate))(_as_floats(init_params)), has_parameters
 
@@ -424,40 +425,40 @@ class MetropolisKernel(MCMCKernel):
         single, has_parameters = is_prng_key(rng_key), False
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
 
-        def arrive(rng_key: Array) -> tuple[Array, Point]:
+        def first_point(rng_key: Array) -> tuple[Array, Point]:
             nonlocal has_parameters
             rng_key, key_model = split(rng_key)
             point, has_parameters = self._first_point(key_model, init_params, model_args, model_kwargs)
             return rng_key, point
 
         def start(rng_key: Array, point: Point) -> KernelState:
-            def first(rng_key: Array, point: Point) -> KernelState:
+            def first_state(rng_key: Array, point: Point) -> KernelState:
                 return self._first_state(point, rng_key, num_warmup)
 
-            return (first if single else over_chains(first))(rng_key, point)
+            return (first_state if single else over_chains(first_state))(rng_key, point)
 
-        def looked(rng_key: Array) -> dict[str, tuple[Array, Array]]:
+        def output_sizes(rng_key: Array) -> dict[str, tuple[Array, Array]]:
             kwargs = model_kwargs or {}
             if self._model is None or GIBBS_SITES_KWARG in kwargs:
                 return {}
             return prior_sizes(rng_key if single else rng_key[0], self._model, model_args, kwargs)
 
-        place = None if single else chains_sharding(len(rng_key), model_args, model_kwargs)
+        sharding = None if single else chains_sharding(len(rng_key), model_args, model_kwargs)
         state = None
-        if place is None:
+        if sharding is None:
             # Operation by operation, a model of a few lines would be some two hundred programs.
-            state, sizes = run_program(lambda rng_key: (start(*arrive(rng_key)), looked(rng_key)), rng_key, quick=True)
+            state, sizes = run_program(lambda key: (start(*first_point(key)), output_sizes(key)), rng_key, quick=True)
             if all(map(is_known, jax.tree.leaves(sizes))):
                 warn_of_prior_sizes(sizes)
-        # NumPyro tells what is wrong with a model in a run that sees numbers, and keeps parameters of its trace.
+        # NumPyro says what is wrong with a model when it runs with numbers, and keeps parameters of its trace.
         if state is None or has_parameters or not _is_finite(point_of(state)):
-            rng_key, point = arrive(rng_key)
+            rng_key, point = first_point(rng_key)
             if not _is_finite(point):
                 raise ValueError(
                     "The potential energy or its gradient is not finite at the first position; "
                     "pass init_params inside the support, or another init_strategy."
                 )
-            state = jax.jit(start, out_shardings=place)(rng_key, point)
+            state = jax.jit(start, out_shardings=sharding)(rng_key, point)
         self._sample_fn, self._loop = self._step, None
         return state
 
@@ -500,16 +501,16 @@ class MetropolisKernel(MCMCKernel):
         """Return the preconditioner to start from, or None."""
         return None
 
-    def _close_window(self, known: Any, draw_length: Array) -> Any:
-        """Return the preconditioner that a window measured, of draws that are so far apart."""
-        return known.close()
+    def _close_window(self, preconditioner: Any, draw_length: Array) -> Any:
+        """Return the preconditioner that a window of draws measured, ``draw_length`` apart."""
+        return preconditioner.close()
 
     def _first_state(self, point: Point, rng_key: Array, num_warmup: int) -> KernelState:
         rng_key, key_momentum = jax.random.split(rng_key)
-        zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))
+        zero, zero_count = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))
         step_size = self._round_step_size(jnp.asarray(self._step_size, zero.dtype))
         return KernelState(
-            i=none,
+            i=zero_count,
             z=point.z,
             z_grad=point.z_grad,
             potential_energy=point.potential_energy,
@@ -517,13 +518,13 @@ class MetropolisKernel(MCMCKernel):
             accept_prob=zero,
             mean_accept_prob=zero,
             energy_error=zero,
-            num_grad=none,
-            num_nonfinite=none,
+            num_grad=zero_count,
+            num_nonfinite=zero_count,
             step_size=step_size,
             adapt_state=AdaptState(
-                num_warmup=none + num_warmup,
+                num_warmup=zero_count + num_warmup,
                 step_size_state=self._rule.start(step_size, searches=self._searches),
-                max_steps=none + 1,
+                max_steps=zero_count + 1,
                 preconditioner=self._first_preconditioner(point.z, num_warmup),
             ),
             rng_key=rng_key,
@@ -538,16 +539,16 @@ class MetropolisKernel(MCMCKernel):
         is_warming_up = state.i < state.adapt_state.num_warmup
         current = point_of(state)
         proposal = self._propose(noise, current, state.r, self._settings(state, is_warming_up), evaluate)
-        # Every kernel's error has the gradient at the end in it: a point without one could not be left.
+        # Every kernel's error depends on the gradient at the end: a point without one could not be left.
         finite = jnp.isfinite(proposal.energy_error)
         # Infinite, so that the probability is exactly zero, and the step size adapts to the refusal.
         energy_error = jnp.where(finite, proposal.energy_error, jnp.inf)
         certain = certain_error(energy_error, current.potential_energy, proposal.point.potential_energy)
         certain = jnp.where(finite, certain, jnp.inf)
         is_adapting = self._adapt_step_size & is_warming_up
-        is_drawn = noise.exponential >= energy_error
+        passes_metropolis = noise.exponential >= energy_error
         accepted = finite & self._rule.accepts(
-            state.adapt_state.step_size_state, is_drawn, certain, is_adapting, size_of(state.z)
+            state.adapt_state.step_size_state, passes_metropolis, certain, is_adapting, size_of(state.z)
         )
         point = select(accepted, proposal.point, current)
         accept_prob = jnp.exp(-jnp.maximum(energy_error, 0.0))
@@ -571,40 +572,40 @@ class MetropolisKernel(MCMCKernel):
         return state._replace(i=state.i + 1, step_size=step_size, adapt_state=adapt_state)
 
     def _settings(self, state: KernelState, is_warming_up: Array) -> ProposalSettings:
-        step_size, num_steps, adapted = state.step_size, self._num_steps(state), state.adapt_state
+        step_size, num_steps, adapt_state = state.step_size, self._num_steps(state), state.adapt_state
         persistence = self._persistence_at(state)
         if self._adapt_step_size:
-            # A momentum that lives on would keep what a chain falls by, and is turned round where many steps are lost.
-            is_falling = is_warming_up & (adapted.max_steps < num_steps)
+            # A persistent momentum would keep the energy that a chain falls by, and turns round where steps are lost.
+            is_falling = is_warming_up & (adapt_state.max_steps < num_steps)
             persistence = jnp.where(is_falling, 0.0, persistence)
-            is_probe = is_warming_up & self._rule.is_probe(adapted.step_size_state, state.i)
+            is_probe = is_warming_up & self._rule.is_probe(adapt_state.step_size_state, state.i)
             step_size = jnp.where(is_probe, self._rule.probe_step_size(step_size), step_size)
             # A number of steps that is known before the run stays so: its loop compiles to less.
             if not isinstance(num_steps, int):
-                num_steps = jnp.where(is_warming_up, jnp.minimum(num_steps, adapted.max_steps), num_steps)
-        return ProposalSettings(step_size, num_steps, adapted.preconditioner, persistence)
+                num_steps = jnp.where(is_warming_up, jnp.minimum(num_steps, adapt_state.max_steps), num_steps)
+        return ProposalSettings(step_size, num_steps, adapt_state.preconditioner, persistence)
 
     def _adapt(self, state: KernelState, certain: Array, square_error: Array) -> tuple[Array, AdaptState]:
         """Return the next step size and the next state of the adaptation; both as they are after warmup."""
-        adapted, step_size = state.adapt_state, state.step_size
-        is_warming_up = state.i < adapted.num_warmup
+        adapt_state, step_size = state.adapt_state, state.step_size
+        is_warming_up = state.i < adapt_state.num_warmup
         draw_length = jnp.asarray(self._num_steps(state), step_size.dtype) * step_size
         if self._adapt_step_size:
-            is_probe = self._rule.is_probe(adapted.step_size_state, state.i)
-            learnt: Any = self._rule.update(adapted.step_size_state, certain, square_error, is_probe)
-            is_short = (certain > LOST) & ~is_probe | self._rule.is_searching(learnt)
-            max_steps = jnp.where(is_short, 1, jnp.minimum(2 * adapted.max_steps, FARTHEST))
-            next_size = self._round_step_size(self._rule.step_size(learnt, state.i + 1 == adapted.num_warmup))
+            is_probe = self._rule.is_probe(adapt_state.step_size_state, state.i)
+            updated: Any = self._rule.update(adapt_state.step_size_state, certain, square_error, is_probe)
+            is_short = (certain > LOST_ERROR) & ~is_probe | self._rule.is_searching(updated)
+            max_steps = jnp.where(is_short, 1, jnp.minimum(2 * adapt_state.max_steps, MAX_STEPS))
+            next_size = self._round_step_size(self._rule.step_size(updated, state.i + 1 == adapt_state.num_warmup))
             step_size = jnp.where(is_warming_up, next_size, step_size)
-            adapted = adapted._replace(step_size_state=learnt, max_steps=max_steps)
-        preconditioner = adapted.preconditioner
+            adapt_state = adapt_state._replace(step_size_state=updated, max_steps=max_steps)
+        preconditioner = adapt_state.preconditioner
         if preconditioner is None or not self._windows:
-            return step_size, adapted
-        is_counted, is_end = window_position(state.i, adapted.num_warmup, self._windows)
+            return step_size, adapt_state
+        is_counted, is_end = window_position(state.i, adapt_state.num_warmup, self._windows)
         counted = jax.lax.cond(is_counted, lambda p: p.count_draw(point_of(state)), identity, preconditioner)
         renewed = jax.lax.cond(is_end, lambda p: self._close_window(p, draw_length), identity, counted)
-        step_size_state = select(is_end, self._rule.restart(adapted.step_size_state), adapted.step_size_state)
-        return step_size, adapted._replace(step_size_state=step_size_state, preconditioner=renewed)
+        step_size_state = select(is_end, self._rule.restart(adapt_state.step_size_state), adapt_state.step_size_state)
+        return step_size, adapt_state._replace(step_size_state=step_size_state, preconditioner=renewed)
 
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
         if is_prng_key(state.rng_key):
@@ -628,7 +629,7 @@ def _as_floats(tree: PyTree) -> PyTree:
 
 
 def _is_finite(point: Point) -> bool:
-    """Tell whether energy and gradient are finite, or being traced."""
+    """Whether energy and gradient are finite, or being traced."""
     leaves = jax.tree.leaves((point.potential_energy, point.z_grad))
-    # NumPy, since every operation of JAX on numbers that are known would be compiled first.
+    # NumPy, since every operation of JAX on known numbers would be compiled first.
     return not all(map(is_known, leaves)) or all(np.all(np.isfinite(leaf)) for leaf in leaves)

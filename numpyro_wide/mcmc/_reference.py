@@ -34,7 +34,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def start(cls, z: PyTree) -> Self:
-        """Return N(0, I), with nothing seen and random directions, for positions like ``z``."""
+        """Return N(0, I), with an empty window of random directions, for positions like ``z``."""
         rows = _leaves(z)
         window = tuple(_random_directions(i, len(x), x.dtype) for i, x in enumerate(rows))
         mean = tuple(jnp.zeros_like(x[:, :1]) for x in rows)
@@ -56,13 +56,13 @@ class Reference(NamedTuple):
         )
 
     def close(self) -> Self:
-        """Return the Gaussian that the window measured, with nothing seen along the directions that it found."""
-        known = zip(self.basis, self.mean, self.scale, strict=True)
-        found = [_measure(*leaf) for leaf in zip(self.window, self.moments, known, strict=True)]
-        basis, mean, scale = (tuple(part) for part in zip(*found, strict=True))
-        nothing = jax.tree.map(jnp.zeros_like, self)
+        """Return the Gaussian that the window measured, with an empty window along the directions of its sketch."""
+        current = zip(self.basis, self.mean, self.scale, strict=True)
+        measured = [_measure(*leaf) for leaf in zip(self.window, self.moments, current, strict=True)]
+        basis, mean, scale = (tuple(leaves) for leaves in zip(*measured, strict=True))
+        zeros = jax.tree.map(jnp.zeros_like, self)
         window = tuple(jnp.linalg.qr(rows.T)[0].T for rows in self.sketch)
-        return type(self)(basis, mean, scale, window, nothing.sketch, nothing.moments)
+        return type(self)(basis, mean, scale, window, zeros.sketch, zeros.moments)
 
     def center(self, z: PyTree) -> PyTree:
         """Return z − m."""
@@ -86,8 +86,8 @@ class Reference(NamedTuple):
 
     def relative_log_density(self, z: PyTree) -> Array:
         """Compute log N(z; m, C) − log N(z; 0, I), a scalar, without the difference of two large numbers."""
-        units = zip(self.scale, jax.tree.leaves(z), strict=True)
-        log_scales = [_rows(leaf).shape[1] * jnp.sum(jnp.log(scale)) for scale, leaf in units if leaf.size]
+        pairs = zip(self.scale, jax.tree.leaves(z), strict=True)
+        log_scales = [_rows(leaf).shape[1] * jnp.sum(jnp.log(scale)) for scale, leaf in pairs if leaf.size]
         return half_square_difference(z, self.unspread(self.center(z))) - total(log_scales)
 
     def _along(self, factor: Callable[[Array], Array], tree: PyTree) -> PyTree:
@@ -97,8 +97,8 @@ class Reference(NamedTuple):
     def _for_each_leaf(self, change: Callable[..., Array], tree: PyTree) -> PyTree:
         """Replace every leaf, a matrix x, by ``change(x, basis, mean, scale)``."""
         leaves, structure = jax.tree.flatten(tree)
-        parts = zip(leaves, self.basis, self.mean, self.scale, strict=True)
-        changed = [change(_rows(x), *others).reshape(x.shape) if x.size else x for x, *others in parts]
+        by_leaf = zip(leaves, self.basis, self.mean, self.scale, strict=True)
+        changed = [change(_rows(x), *gaussian).reshape(x.shape) if x.size else x for x, *gaussian in by_leaf]
         return jax.tree.unflatten(structure, changed)
 
 
@@ -119,8 +119,8 @@ def _random_directions(seed: int, num_rows: int, dtype: jnp.dtype) -> Array:
     return jnp.asarray(np.linalg.qr(noise)[0].T, dtype)
 
 
-def _measure(window: Array, moments: Array, known: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Return the directions, the mean and the deviations that fit a leaf's draws and gradients, or the known ones.
+def _measure(window: Array, moments: Array, current: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return the directions, the mean and the deviations that fit a leaf's draws and gradients, or the current ones.
 
     N(m, C) minimises the Fisher divergence to the draws if C is the geometric mean of cov(z) and cov(∇U)⁻¹ and
     m = mean(z) − C mean(∇U) (Seyboldt, Carlson, Carpenter 2024). On a Gaussian posterior the sampling errors of the two
@@ -141,4 +141,4 @@ def _measure(window: Array, moments: Array, known: tuple[Array, ...]) -> tuple[A
     basis = axes.T @ window
     mean = window.T @ means[:rank] - basis.T @ (variances[:, None] * (axes.T @ means[rank:]))
     sound = jnp.all(jnp.isfinite(mean)) & jnp.all(jnp.isfinite(scale) & (scale > 0))
-    return select(sound, (basis, mean, scale), known)
+    return select(sound, (basis, mean, scale), current)

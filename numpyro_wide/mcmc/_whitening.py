@@ -28,11 +28,11 @@ class Whitening(NamedTuple):
 
     @classmethod
     def start(cls, z: PyTree, length: float, longest_window: int) -> Self:
-        """Return the identity and this length, with nothing seen."""
+        """Return the identity and this length, with an empty window."""
         flat = ravel_pytree(z)[0]
         traces = jnp.zeros((max(2, longest_window), min(NUM_PROJECTIONS, flat.size)))
-        none, zeros = jnp.zeros((), jnp.result_type(int)), jnp.zeros_like(flat)
-        return cls(jnp.ones_like(flat), jnp.asarray(length, float), zeros, zeros, traces, none, none)
+        zero, zeros = jnp.zeros((), jnp.result_type(int)), jnp.zeros_like(flat)
+        return cls(jnp.ones_like(flat), jnp.asarray(length, float), zeros, zeros, traces, zero, zero)
 
     def count_draw(self, point: Point) -> Self:
         """Add one draw."""
@@ -48,20 +48,20 @@ class Whitening(NamedTuple):
         )
 
     def close(self, draw_length: Array, per_autocorrelation: float) -> Self:
-        """Return what the window measured, with nothing seen.
+        """Return the mass and the length that the window measured, with an empty window.
 
         ``draw_length`` is the length of a trajectory, ``per_autocorrelation`` the momentum length to have for an
         autocorrelation length of 1.
         """
         time = autocorrelation_time(self.traces, self.num_draws)
-        # The next length is wanted for momenta that are as they were: autocorrelation falls like one over the length
+        # The next length is for momenta as they were: autocorrelation falls like one over the length
         # (that of an oscillator is 2 / L), so that to go all the way would be to swing around the length one wants.
-        wanted = jnp.sqrt(self.length * per_autocorrelation * draw_length * time)
-        measured = jnp.isfinite(wanted) & (self.num_windows > 0)
-        nothing = jax.tree.map(jnp.zeros_like, self)
-        return nothing._replace(
+        next_length = jnp.sqrt(self.length * per_autocorrelation * draw_length * time)
+        is_measured = jnp.isfinite(next_length) & (self.num_windows > 0)
+        zeros = jax.tree.map(jnp.zeros_like, self)
+        return zeros._replace(
             scale=self._measured_scale(jnp.asarray(self.num_draws, time.dtype) / time),
-            length=jnp.where(measured, jnp.clip(wanted, SHORTEST, LONGEST), self.length),
+            length=jnp.where(is_measured, jnp.clip(next_length, SHORTEST, LONGEST), self.length),
             num_windows=self.num_windows + 1,
         )
 
@@ -95,7 +95,7 @@ def autocorrelation_time(traces: Array, num_draws: Array) -> Array:
 
 
 def _project(flat: Array, num_projections: int) -> Array:
-    """Sum every so-many-eth entry under random signs, which are the same at every call."""
+    """Sum every ``num_projections``-th entry under random signs, the same at every call."""
     signs = jax.random.rademacher(jax.random.key(0), flat.shape, flat.dtype)
     padded = jnp.pad(signs * flat, (0, -flat.size % num_projections))
     return jnp.sum(padded.reshape(-1, num_projections), axis=0)

@@ -140,14 +140,14 @@ class MicrocanonicalLangevin(MetropolisKernel):
         bounds = [percent * num_warmup // 100 for percent in self._windows]
         return Whitening.start(z, FIRST_LENGTH, max(end - start for start, end in pairwise(bounds)))
 
-    def _close_window(self, known: Whitening, draw_length: Array) -> Whitening:
+    def _close_window(self, preconditioner: Whitening, draw_length: Array) -> Whitening:
         per_autocorrelation = ADJUSTED_LENGTH_PER_AUTOCORRELATION if self._adjusted else LENGTH_PER_AUTOCORRELATION
-        return known.close(draw_length, per_autocorrelation)
+        return preconditioner.close(draw_length, per_autocorrelation)
 
     def _propose(
         self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate
     ) -> Proposal:
-        known: Whitening = settings.preconditioner
+        whitening: Whitening = settings.preconditioner
         step_size, num_steps = settings.step_size, settings.num_steps
         if self._adjusted:
             r = noise.normal
@@ -156,13 +156,13 @@ class MicrocanonicalLangevin(MetropolisKernel):
         start, evaluate, unravel = flattened(point, evaluate)
         velocity = ravel_pytree(r)[0]
         length = velocity.size**0.5
-        persistence = jnp.exp(-step_size / (self._forgetting * known.length))
+        persistence = jnp.exp(-step_size / (self._forgetting * whitening.length))
 
         def body(i: Array, carry: Any) -> Any:
             point, direction, error, square_error = carry
             fresh = jax.random.normal(jax.random.fold_in(noise.rng_key, i), direction.shape, direction.dtype)
             direction = unit(refresh_momentum(length * direction, fresh, persistence))
-            point, direction, change = isokinetic_step(evaluate, point, direction, step_size, known.scale)
+            point, direction, change = isokinetic_step(evaluate, point, direction, step_size, whitening.scale)
             return point, direction, error + change, square_error + jnp.square(change)
 
         zero = jnp.zeros_like(point.potential_energy)
@@ -182,5 +182,5 @@ class MicrocanonicalLangevin(MetropolisKernel):
             return self._fixed_num_steps
         if not self._adjusted:
             return 1
-        known: Whitening = state.adapt_state.preconditioner
-        return steps_along(known.length, state.step_size, self._max_num_steps)
+        whitening: Whitening = state.adapt_state.preconditioner
+        return steps_along(whitening.length, state.step_size, self._max_num_steps)

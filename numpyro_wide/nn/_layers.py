@@ -44,10 +44,10 @@ def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
     return float(np.sqrt((1 - b_std**2) / second_moment))
 
 
-def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
+def scale_or_unit(scale: Any, activation: Activation, b_std: Any) -> Any:
     """Return a layer's scale; for None, the one of unit variance."""
-    if given is not None:
-        return given
+    if scale is not None:
+        return scale
     if not is_known(b_std):
         raise ValueError(
             "w_std=None and readout_w_std=None need biases of a known scale, but theirs is traced; give them, too."
@@ -56,7 +56,7 @@ def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
 
 
 def is_zero(scale: Any) -> bool:
-    """Tell whether a scale is known to be the number 0."""
+    """Whether a scale is known to be the number 0."""
     return is_known(scale) and np.ndim(scale) == 0 and not np.asarray(scale).any()
 
 
@@ -183,7 +183,7 @@ def _convolve(x: Array, kernel: Array, strides: tuple[int, int], padding: str) -
     window = kernel.shape[:2]
     around = jax.lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
     x = jnp.pad(x, ((0, 0), *around, (0, 0)))
-    spans = [size - part + 1 for size, part in zip(x.shape[1:3], window, strict=True)]
+    spans = [size - extent + 1 for size, extent in zip(x.shape[1:3], window, strict=True)]
     patches = [
         x[:, i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]]
         for i in range(window[0])

@@ -176,11 +176,11 @@ class CNN(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return scaled features (n, d), a bias column included, for images (n, h, w, channels)."""
-        first, later, readout_w_std = checked_scales(self, x)
+        first_w_std, later_w_std, readout_w_std = checked_scales(self, x)
         activate = activation_function(self.activation)
         (hidden,) = as_floats(x, names=("x",))
         for layer in range(self.depth):
-            w_std = later if layer else first
+            w_std = later_w_std if layer else first_w_std
             convolution = NTKConv(
                 self.width, padding=self.padding, w_std=w_std, b_std=self.b_std, name=f"hidden_{layer}"
             )
@@ -234,13 +234,13 @@ class WideResNet(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return scaled features (n, d), a bias column included, for images (n, h, w, channels)."""
-        first, later, readout_w_std = checked_scales(self, x)
+        first_w_std, later_w_std, readout_w_std = checked_scales(self, x)
         activate = activation_function(self.activation)
         layer = partial(NTKConv, padding=self.padding, b_std=self.b_std)
-        hidden = layer(self.width, w_std=first, name="stem")(*as_floats(x, names=("x",)))
+        hidden = layer(self.width, w_std=first_w_std, name="stem")(*as_floats(x, names=("x",)))
         k = 0
         for group, num_channels in enumerate((self.width, 2 * self.width, 4 * self.width)):
-            convolution = partial(layer, num_channels, w_std=later)
+            convolution = partial(layer, num_channels, w_std=later_w_std)
             for block in range(self.num_blocks):
                 k += 1
                 name = f"group_{group}_block_{block}"
@@ -268,9 +268,9 @@ def checked_scales(network: CNN | WideResNet, x: Array) -> tuple[Any, Any, Any]:
         if getattr(network, name) is not None:
             check_scale(name, getattr(network, name), is_number=True)
     check_one_of("pooling", network.pooling, POOLINGS)
-    first = scale_or_unit(network.w_std, "identity", network.b_std)
-    later = scale_or_unit(network.w_std, network.activation, network.b_std)
-    return first, later, scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
+    first_w_std = scale_or_unit(network.w_std, "identity", network.b_std)
+    later_w_std = scale_or_unit(network.w_std, network.activation, network.b_std)
+    return first_w_std, later_w_std, scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
 
 
 def _pooled_features(network: CNN | WideResNet, units: Array, readout_w_std: Any) -> Array:

@@ -43,7 +43,7 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
         >>> {name: site["value"].shape for name, site in sites.items()}
         {'net.hidden_0.kernel': (3, 30), 'net.hidden_1.kernel': (30, 30), 'features': (5, 30)}
     """
-    shapes, network = _of_module(module, args)
+    shapes, network = _shapes_and_network(module, args)
     values = [
         numpyro.sample(site, dist.Normal(0, 1).expand(leaf.shape).to_event(len(leaf.shape)))
         for site, leaf in zip(_sites(name, shapes), jax.tree.leaves(shapes), strict=True)
@@ -65,7 +65,7 @@ def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args
         >>> {name: values.shape for name, values in params.items()}
         {'bias': (20, 2), 'kernel': (20, 3, 2)}
     """
-    shapes, _ = _of_module(module, args)
+    shapes, _ = _shapes_and_network(module, args)
     sites = _sites(name, shapes)
     check_names_known("name", sites, draws, remedy="Pass the name and the module that random_network was given.")
     return jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(draws[site]) for site in sites])
@@ -75,7 +75,7 @@ def is_module(candidate: Any) -> bool:
     return isinstance(candidate, linen.Module | nnx.Module)
 
 
-def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
+def _shapes_and_network(module: Any, args: tuple) -> tuple[Any, Callable]:
     """Return the parameters' shapes, in the module's structure, and the map from parameters to a network."""
     if isinstance(module, linen.Module):
         variables = jax.eval_shape(module.init, jax.random.key(0), *args)
@@ -84,12 +84,12 @@ def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
     if not isinstance(module, nnx.Module):
         raise TypeError(f"module must be a flax.linen or flax.nnx module, but is {kind_of(module)}.")
     graph, *states = nnx.split(module, nnx.Param, nnx.RngState, ...)
-    parameters, keys, rest = states
-    others = jax.tree.leaves(rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
-    _refuse_state(module, sorted({type(variable).__name__ for variable in others}))
+    parameters, keys, state = states
+    variables = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    _refuse_state(module, sorted({type(variable).__name__ for variable in variables}))
 
     def network(parameters: Any) -> Callable[..., Any]:
-        return lambda *inputs, **options: nnx.merge(graph, parameters, keys, rest, copy=True)(*inputs, **options)
+        return lambda *inputs, **options: nnx.merge(graph, parameters, keys, state, copy=True)(*inputs, **options)
 
     return parameters, network
 
@@ -138,12 +138,12 @@ def by_row_blocks(
         >>> by_row_blocks(lambda x: jnp.tanh(x @ w), block_size=2)(jnp.ones((5, 3))).shape
         (5, 20)
     """
-    given = None if block_size in (None, "auto") else whole_number("block_size", block_size)
+    fixed_size = None if block_size in (None, "auto") else whole_number("block_size", block_size)
 
     def blocked(x: Array) -> Any:
         x = jnp.asarray(x)
         num_rows = x.shape[0]
-        size = max(1, AUTO_NUMBERS // _numbers_per_row(network, x)) if block_size == "auto" else given or num_rows
+        size = max(1, AUTO_NUMBERS // _numbers_per_row(network, x)) if block_size == "auto" else fixed_size or num_rows
         if site is None:
             return in_row_blocks(lambda start, size: network(take_rows(x, start, size)), num_rows, size)
         if size >= num_rows:
@@ -151,8 +151,8 @@ def by_row_blocks(
         features = RowFeatures.of(network, x, size)
         # A handler of the function must not compute the numbers; unread numbers are free within jit.
         # No name: the site has it.
-        asked = apply_stack({"type": "row_features", "site": site, "value": False, "cond_indep_stack": []})
-        numpyro.deterministic(site, features if asked["value"] else jnp.asarray(features))
+        message = apply_stack({"type": "row_features", "site": site, "value": False, "cond_indep_stack": []})
+        numpyro.deterministic(site, features if message["value"] else jnp.asarray(features))
         return features
 
     return blocked
@@ -161,11 +161,11 @@ def by_row_blocks(
 def _numbers_per_row(network: Callable, x: Array) -> int:
     """Count the numbers of the network's operations for one more row."""
 
-    def numbers(num_rows: int) -> int:
+    def count(num_rows: int) -> int:
         rows = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype)
         return _sizes(jax.make_jaxpr(network)(rows).jaxpr)
 
-    return max(1, numbers(2) - numbers(1))
+    return max(1, count(2) - count(1))
 
 
 def _sizes(jaxpr: Any) -> int:

@@ -1,11 +1,11 @@
-"""What integrating a readout out assumes of a model, by structure, tangents and the values of a second run.
+"""Assumptions of integrating a readout out, checked by structure, tangents and the values of a second run.
 
 Given all other sites, the model's log density must be that of the readout's Normal prior, plus that of one Normal
 likelihood whose mean is features @ readout plus terms without the readout, plus terms without the readout. The model is
 traced, hidden from handlers, as a program of its readout μ + t δ with a fixed random δ, and of the values of its other
 sites. What the readout reaches by the program's structure, and that alone, is computed at t = 1 with its tangent, in
-which there is no constant, and compared with t = 0, since steps have no tangent. A part without a slope along δ at
-almost every μ + δ is constant on all rays from μ. A branch that neither readout enters is not seen.
+which there is no constant, and compared with t = 0, since steps have no tangent. A quantity without a slope along δ
+at almost every μ + δ is constant on all rays from μ. A branch that neither readout enters is not seen.
 """
 
 import warnings
@@ -25,11 +25,11 @@ from numpyro_wide.linear_gaussian._row_blocks import map_rows
 from numpyro_wide.readout._model import ReadoutModel, ReadoutRun, ReadoutSites, normal_parameters, read_sites
 from numpyro_wide.readout._programs import Program, as_argument
 
-# A part of a model's run: one of these, or the log density of another site, (4, name), in the order of complaints.
-Part: TypeAlias = tuple[int, str]
-_FEATURES, _NOISE, _OBSERVATIONS, _OTHERS, _MEAN = (1, "features"), (2, "noise"), (3, "observations"), 4, (5, "mean")
-_DETERMINISTIC, _RUN, _MOVE = 6, (7, "run"), (8, "move")  # what else a program of a run computes
-Findings: TypeAlias = dict[Part, Array]  # whether the assumption holds; (0, why) for no derivative
+# A quantity of a model's run: one of these, or the log density of another site, (4, name), in the order of complaints.
+Quantity: TypeAlias = tuple[int, str]
+_FEATURES, _NOISE, _OBSERVATIONS, _OTHER, _MEAN = (1, "features"), (2, "noise"), (3, "observations"), 4, (5, "mean")
+_DETERMINISTIC, _RUN, _DIRECTION = 6, (7, "run"), (8, "direction")  # what else a program of a run computes
+Findings: TypeAlias = dict[Quantity, Array]  # whether the assumption holds; (0, why) for no derivative
 
 
 class _FreeValues(Messenger):
@@ -37,7 +37,7 @@ class _FreeValues(Messenger):
 
     def __init__(self) -> None:
         self.num_keys = 0
-        self.are_all = True
+        self.are_all_arguments = True
         super().__init__()
 
     def postprocess_message(self, msg: dict) -> None:
@@ -47,14 +47,14 @@ class _FreeValues(Messenger):
         elif msg["type"] not in ("sample", "param", "mutable") or msg.get("is_observed"):
             return
         if msg.get("_control_flow_done"):  # NumPyro's loops have made use of the value already
-            self.are_all = False
+            self.are_all_arguments = False
         leaves, structure = jax.tree.flatten(msg["value"])
         marked = [as_argument(leaf, (name, index)) for index, leaf in enumerate(leaves)]
         msg["value"] = jax.tree.unflatten(structure, marked)
 
 
 class ReadoutProgram:
-    """A run of a model as a program of t and the values of its free sites; at those of another run, if given.
+    """A run of a model as a program of t and the values of its free sites; at those of a recorded run, if given.
 
     Attributes:
         is_observed: by sample site of the model, in their order; nothing else is known where the model's is not.
@@ -66,42 +66,45 @@ class ReadoutProgram:
         model: ReadoutModel,
         args: tuple,
         kwargs: Mapping[str, Any],
-        other: ReadoutSites | None = None,
+        recorded: ReadoutSites | None = None,
         **options: Any,
     ):
-        self.model, self._call, free = model, (args, kwargs), _FreeValues()
-        values, keys = (None, None) if other is None else (other.free_values, other.keys)
+        self.model, self._call, free_values = model, (args, kwargs), _FreeValues()
+        values, keys = (None, None) if recorded is None else (recorded.free_values, recorded.keys)
         self.is_observed: dict[str, bool] = {}
 
         def run(t: Array) -> dict[Any, Any]:
             sites = ReadoutSites(model, step=t, keys=keys)
-            seen = run_model(model.fn, args, kwargs, values=values, inside=(free, sites), **options)
+            model_sites = run_model(model.fn, args, kwargs, values=values, inside=(free_values, sites), **options)
             self.is_observed = sites.is_observed
-            if other is None and not sites.is_observed.get(model.observed, False):
-                if model.observed in seen:  # a latent site of another kind would never be integrated over
-                    normal_parameters(model.observed, "observed site", unwrap(seen[model.observed]["fn"], masks=True))
+            if recorded is None and not sites.is_observed.get(model.observed, False):
+                if model.observed in model_sites:  # a latent site of another kind would never be integrated over
+                    fn = unwrap(model_sites[model.observed]["fn"], masks=True)
+                    normal_parameters(model.observed, "observed site", fn)
                 return {}
-            fixed = {(_DETERMINISTIC, name): value for name, value in values_of_type(seen, "deterministic").items()}
-            whole = sites.read_off()
-            return {**_parts(sites, whole), **fixed, _RUN: whole, _MOVE: sites.move}
+            images = values_of_type(model_sites, "deterministic")
+            deterministic = {(_DETERMINISTIC, name): value for name, value in images.items()}
+            readout_run = sites.read_off()
+            return {**_quantities(sites, readout_run), **deterministic, _RUN: readout_run, _DIRECTION: sites.direction}
 
-        with warnings.catch_warnings(action="ignore"):  # which the other run gives
+        with warnings.catch_warnings(action="ignore"):  # which the recorded run gives
             self._program = Program(run, jnp.zeros(()))
-        moving = [part for part in self._program.results if part[0] <= _DETERMINISTIC and self._program.reads(part)[0]]
-        self.moving_sites = frozenset(name for kind, name in moving if kind == _DETERMINISTIC)
-        self._moving_parts = [part for part in moving if part[0] < _DETERMINISTIC]
-        self._is_whole = free.are_all or other is not None
+        results, reads = self._program.results, self._program.reads
+        moving = [quantity for quantity in results if quantity[0] <= _DETERMINISTIC and reads(quantity)[0]]
+        self.moving_sites = frozenset(name for order, name in moving if order == _DETERMINISTIC)
+        self._moving_quantities = [quantity for quantity in moving if quantity[0] < _DETERMINISTIC]
+        self._is_reusable = free_values.are_all_arguments or recorded is not None
 
-    def at(self, other: ReadoutSites) -> tuple["ReadoutProgram", list[Array]]:
-        """Return a program for the values of another run, itself if they are of its shapes, and its arguments."""
-        source: dict[Any, Any] = {**other.values, **dict(enumerate(other.keys))}
+    def at(self, recorded: ReadoutSites) -> tuple["ReadoutProgram", list[Array]]:
+        """Return a program for the values of a recorded run, itself if they are of its shapes, and its arguments."""
+        source: dict[Any, Any] = {**recorded.values, **dict(enumerate(recorded.keys))}
         values: list[Array] = []
         for name, index, aval in self._program.places:
             leaves = map(jnp.asarray, jax.tree.leaves(source.get(name))[index : index + 1])
             values += [leaf for leaf in leaves if (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype)]
-        if self._is_whole and len(values) == len(self._program.places):
+        if self._is_reusable and len(values) == len(self._program.places):
             return self, jax.lax.stop_gradient(values)
-        return ReadoutProgram(self.model, *self._call, other).at(other)
+        return ReadoutProgram(self.model, *self._call, recorded).at(recorded)
 
     def run(self, values: list[Array]) -> ReadoutRun:
         """Return the run with the readout at its prior mean."""
@@ -111,77 +114,79 @@ class ReadoutProgram:
         return any(self._program.reads(_NOISE)[1:])
 
     def findings(self, run: ReadoutRun, values: list[Array]) -> Findings:
-        """Return what is found of each part that depends on the readout, and of the mean."""
+        """Return whether the mean, and each quantity that depends on the readout, is as assumed."""
         zero, one = jnp.zeros(()), jnp.ones(())
 
-        def displaced(t: Array) -> dict[Part, Any]:
-            return self._program(self._moving_parts, t, *values)
+        def quantities_at(t: Array) -> dict[Quantity, Any]:
+            return self._program(self._moving_quantities, t, *values)
 
         def with_tangents(t: Array) -> dict[str, Any]:
-            after, tangents = jax.jvp(displaced, (t,), (one,))
-            floats = jax.tree.map(lambda leaf, slope: slope if _is_float(leaf) else None, after, tangents)
-            return {"after": after, "tangents": floats}
+            displaced, tangents = jax.jvp(quantities_at, (t,), (one,))
+            floats = jax.tree.map(lambda leaf, slope: slope if _is_float(leaf) else None, displaced, tangents)
+            return {"displaced": displaced, "tangents": floats}
 
         try:
             program = Program(with_tangents, one)
             program.check_forward()
         except (NotImplementedError, TypeError, ValueError) as error:
             return {(0, str(error)): jnp.array(False)}
-        after, tangents = program(("after", "tangents"), one).values()
-        others = [part for part in self._moving_parts if part != _MEAN]
-        before = self._program([*others, _MOVE], zero, *values)
-        run, move = jax.lax.stop_gradient((run, before[_MOVE]))
+        displaced, tangents = program(("displaced", "tangents"), one).values()
+        compared = [quantity for quantity in self._moving_quantities if quantity != _MEAN]
+        at_mean = self._program([*compared, _DIRECTION], zero, *values)
+        run, direction = jax.lax.stop_gradient((run, at_mean[_DIRECTION]))
         with jax.numpy_dtype_promotion("standard"):
-            found = {}
-            for part in others:
+            findings = {}
+            for quantity in compared:
                 leaves = [
-                    jax.tree.leaves(tree[part], is_leaf=lambda x: x is None) for tree in (before, after, tangents)
+                    jax.tree.leaves(tree[quantity], is_leaf=lambda x: x is None)
+                    for tree in (at_mean, displaced, tangents)
                 ]
-                found[part] = jnp.stack([_is_still(*arrays) for arrays in zip(*leaves, strict=True)]).all()
-            if move.shape == (run.features.shape[1], *run.loc.shape[1:]):  # others are refused by their problem
-                still = run.loc, jnp.zeros_like(run.loc)
-                found[_MEAN] = _is_linear(run, move, after.get(_MEAN, still[0]), tangents.get(_MEAN, still[1]))
-        return found
+                findings[quantity] = jnp.stack([_is_constant(*arrays) for arrays in zip(*leaves, strict=True)]).all()
+            if direction.shape == (run.features.shape[1], *run.loc.shape[1:]):  # others are refused by their problem
+                mean, slope = displaced.get(_MEAN, run.loc), tangents.get(_MEAN, jnp.zeros_like(run.loc))
+                findings[_MEAN] = _is_linear(run, direction, mean, slope)
+        return findings
 
 
-def _parts(sites: ReadoutSites, run: ReadoutRun) -> dict[Part, Any]:
+def _quantities(sites: ReadoutSites, run: ReadoutRun) -> dict[Quantity, Any]:
     """Return what a run shows of the likelihood, and the log densities of the other sites."""
-    found = {_FEATURES: run.features, _NOISE: run.noise_scale, _OBSERVATIONS: sites.observations, _MEAN: run.loc}
-    for name, (fn, scale) in sites.others.items():
+    quantities = {_FEATURES: run.features, _NOISE: run.noise_scale, _OBSERVATIONS: sites.observations, _MEAN: run.loc}
+    for name, (fn, scale) in sites.other_sites.items():
         log_prob = fn.log_prob(sites.values[name])
-        found[_OTHERS, name] = log_prob if scale is None else scale * log_prob
-    return found
+        quantities[_OTHER, name] = log_prob if scale is None else scale * log_prob
+    return quantities
 
 
 def _is_float(array: Array) -> bool:
     return jnp.issubdtype(array.dtype, jnp.floating)
 
 
-def _is_still(before: Array, after: Array, tangent: Array | None) -> Array:
-    """Return whether an array has no tangent and the same values, but for rounding; NaN is of the density, too."""
+def _is_constant(at_mean: Array, displaced: Array, tangent: Array | None) -> Array:
+    """Return whether an array has no tangent and the same values, but for rounding; NaN makes the density NaN."""
     if tangent is None:
-        return jnp.all(before == after)
-    allowed = 256 * jnp.finfo(before.dtype).eps * jnp.maximum(jnp.abs(before), 1.0)
-    is_same = (before == after) | (jnp.abs(after - before) <= allowed)  # both may be infinite, out of a support
-    return jnp.all(is_same & ((tangent == 0) | jnp.isinf(before)) | jnp.isnan(before))
+        return jnp.all(at_mean == displaced)
+    tolerance = 256 * jnp.finfo(at_mean.dtype).eps * jnp.maximum(jnp.abs(at_mean), 1.0)
+    # Both may be infinite, out of a support.
+    is_same = (at_mean == displaced) | (jnp.abs(displaced - at_mean) <= tolerance)
+    return jnp.all(is_same & ((tangent == 0) | jnp.isinf(at_mean)) | jnp.isnan(at_mean))
 
 
-def _is_linear(run: ReadoutRun, move: Array, after: Array, tangent: Array) -> Array:
+def _is_linear(run: ReadoutRun, direction: Array, displaced: Array, tangent: Array) -> Array:
     """Return whether the mean moves by features @ the change of the readout, row by row, but for rounding."""
     num_features = run.features.shape[1]
-    # The deviation of features @ move by row, for a move of size one, and of each output.
-    sizes = jnp.sqrt(jnp.square(move).mean(axis=0))
-    squares = jnp.square(move / sizes).reshape(num_features, -1).mean(axis=1)
-    change, variance = map_rows(run.features, lambda rows: (rows @ move, rows**2 @ squares))
+    # The deviation of features @ direction by row, for a direction of size one, and of each output.
+    sizes = jnp.sqrt(jnp.square(direction).mean(axis=0))
+    squares = jnp.square(direction / sizes).reshape(num_features, -1).mean(axis=1)
+    change, variance = map_rows(run.features, lambda rows: (rows @ direction, rows**2 @ squares))
     deviation = jnp.sqrt(variance).reshape(-1, *(1 for _ in sizes.shape)) * sizes
-    # Parts of a model may be computed in single precision, and accelerators multiply with fewer digits.
-    unit = max(float(jnp.finfo(dtype).eps) for dtype in (run.features.dtype, run.loc.dtype, jnp.float32))
-    share = max(64 * unit * num_features**0.5, 0.0 if jax.default_backend() == "cpu" else 2e-3)
+    # A model may compute in single precision, and accelerators multiply with fewer digits.
+    epsilon = max(float(jnp.finfo(dtype).eps) for dtype in (run.features.dtype, run.loc.dtype, jnp.float32))
+    relative_tolerance = max(64 * epsilon * num_features**0.5, 0.0 if jax.default_backend() == "cpu" else 2e-3)
     # The square of less is lost.
-    allowed = share * deviation + float(jnp.finfo(run.loc.dtype).tiny) ** 0.5
-    of_values = 64 * jnp.finfo(run.loc.dtype).eps * (jnp.abs(run.loc) + jnp.abs(after))
-    has_slope = jnp.abs(tangent - change) <= allowed
-    has_change = jnp.abs(after - run.loc - change) <= allowed + of_values
+    tolerance = relative_tolerance * deviation + float(jnp.finfo(run.loc.dtype).tiny) ** 0.5
+    rounding = 64 * jnp.finfo(run.loc.dtype).eps * (jnp.abs(run.loc) + jnp.abs(displaced))
+    has_slope = jnp.abs(tangent - change) <= tolerance
+    has_change = jnp.abs(displaced - run.loc - change) <= tolerance + rounding
     # Where the mean or the features are not finite, the density is not, either.
     return jnp.all(has_slope & has_change | ~jnp.isfinite(run.loc + change))
 
@@ -193,29 +198,29 @@ def assumptions_hold(findings: Findings) -> Array:
 
 def refuse(findings: Findings, model: ReadoutModel) -> None:
     """Refuse a model by the first assumption that does not hold, where numbers are known."""
-    failed = [part for part, holds in sorted(findings.items()) if is_known(holds) and not holds]
+    failed = [quantity for quantity, holds in sorted(findings.items()) if is_known(holds) and not holds]
     if not failed:
         return
-    kind, name = failed[0]
-    if kind == 0:
+    order, name = failed[0]
+    if order == 0:
         raise ValueError(
             f"the readout {model.readout!r} reaches a function without a forward derivative, by which the mean of "
             f"observed site {model.observed!r} must be linear in it: {name} Multiply the readout in JAX; callbacks and "
             "functions with a custom_vjp may make the features."
         )
-    if (kind, name) == _MEAN:
+    if (order, name) == _MEAN:
         raise ValueError(
             f"the mean of observed site {model.observed!r} must be features @ readout plus terms without the readout, "
             f"but a change of {model.readout!r} does not move it by {model.features!r} @ that change. Record the "
             "features as they are multiplied by the readout, with their scale and bias column."
         )
-    what = {
+    subject = {
         _FEATURES: f"the features {model.features!r} depend",
         _NOISE: f"the noise of observed site {model.observed!r} depends",
         _OBSERVATIONS: f"the observations of site {model.observed!r} depend",
-    }.get((kind, name), f"the distribution of site {name!r} depends")
+    }.get((order, name), f"the distribution of site {name!r} depends")
     raise ValueError(
-        f"{what} on the readout {model.readout!r}, which can then not be integrated out; use repriorise instead."
+        f"{subject} on the readout {model.readout!r}, which can then not be integrated out; use repriorise instead."
     )
 
 
@@ -230,7 +235,7 @@ def _read(
 
 
 def check_at(model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]) -> ReadoutRun:
-    """Run a model in a program that is compiled quickly; refuse it by what is found, or return the run."""
+    """Run a model in a program that is compiled quickly; refuse it by its findings, or return the run."""
     run, findings = run_with_arguments(lambda call: _read(model, *call), (dict(values), args, dict(kwargs)), quick=True)
     refuse(findings, model)
     return run

@@ -24,7 +24,7 @@ from numpyro_wide.readout._model import (
     ReadoutModel,
     ReadoutRun,
     ReadoutSites,
-    only_given_values,
+    only_value_handlers,
     refuse_given_readout,
     refuse_prior_readout,
     refuse_scaled,
@@ -81,10 +81,10 @@ class ReadoutMarginal(Distribution):
         problem, dtype = self.problem, self.loc.dtype
         readout = problem.prior_scale * random.normal(readout_key, (*sample_shape, *problem.readout_shape), dtype)
         # One product with the features, which may come by blocks of rows.
-        place = len(sample_shape)
-        columns = jnp.moveaxis(readout, place, 0)
+        axis = len(sample_shape)
+        columns = jnp.moveaxis(readout, axis, 0)
         signal = problem.features @ columns.reshape(len(columns), -1)
-        signal = jnp.moveaxis(signal.reshape(-1, *columns.shape[1:]), 0, place)
+        signal = jnp.moveaxis(signal.reshape(-1, *columns.shape[1:]), 0, axis)
         noise = problem.noise_scale * random.normal(noise_key, (*sample_shape, *self.event_shape), dtype)
         return self.loc + signal + noise
 
@@ -122,11 +122,11 @@ class CollapsedModel(ReadoutModel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, collapsed if its observed site is observed."""
         refuse_frames(args, kwargs)
-        program = ReadoutProgram(self, args, kwargs, outside=only_given_values())
+        program = ReadoutProgram(self, args, kwargs, outside=only_value_handlers())
         is_observed = program.is_observed
         check_names_known("observed", self.observed, is_observed, kind="sample site")
         if not is_observed[self.observed]:
-            refuse_prior_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
+            refuse_prior_readout(self.readout, [site for site, has_data in is_observed.items() if not has_data])
             return self.fn(*args, **kwargs)
         refuse_given_readout(self.readout, "it is integrated out; use the unwrapped model")
         sites = _WithoutObserved(self, hidden=program.moving_sites)
@@ -143,7 +143,7 @@ class CollapsedModel(ReadoutModel):
         return result
 
     def _check(self, program: ReadoutProgram, values: list[Array], args: tuple, kwargs: dict[str, Any]) -> None:
-        """Say what is wrong with the model, or with its rounding, while the reason can be told."""
+        """Raise or warn of what is wrong with the model or its rounding, where numbers are known."""
 
         def read(values: list[Array]) -> tuple[ReadoutRun, Findings]:
             run = program.run(values)
@@ -158,18 +158,18 @@ class CollapsedModel(ReadoutModel):
         if np.isnan(error) or float(error) < FELT_ERROR or program.has_free_noise():
             return
         if np.isinf(error):
-            what = (
+            message = (
                 f"the noise of observed site {self.observed!r} is too small for {error.dtype}: its variance is lost in "
                 "rounding, and the log density is NaN."
             )
         else:
-            what = (
+            message = (
                 f"the log density of observed site {self.observed!r} loses its digits in {error.dtype}: rounding moves "
                 f"it by about {float(error):.2g} nats. Centre and standardise the targets, with the readout's prior to "
                 "go with them."
             )
         warnings.warn(
-            f"{what} Run {IN_FLOAT64}, or use a larger noise.",
+            f"{message} Run {IN_FLOAT64}, or use a larger noise.",
             UserWarning,
             stacklevel=3,  # whoever runs the model
         )
@@ -233,7 +233,7 @@ class _WithoutObserved(ReadoutSites):
         if msg["type"] == "sample" and msg["name"] == self.model.observed:
             self._message = dict(msg)
             if msg["value"] is None:
-                with only_given_values():
+                with only_value_handlers():
                     msg["value"] = apply_stack(dict(msg))["value"]
             msg["is_observed"] = msg["stop"] = True
 

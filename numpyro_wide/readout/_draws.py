@@ -23,7 +23,7 @@ from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.readout._programs import depends
 from numpyro_wide.readout._transform import base_transforms, weights_of_run
 
-# Draws of the prior for each that is asked for, where they are weighted.
+# Prior draws for each requested draw, where draws are weighted.
 _NUM_PROPOSALS = 10
 
 
@@ -32,7 +32,7 @@ class WideLimitDraws(dict):
 
     Attributes:
         pareto_shape: of the tail of their weights (Vehtari et al. 2024), above 0.7 where too few draws of the prior
-            carry the weight; None where draws are not weighted, or nothing is known of numbers, as under ``jit``.
+            carry the weight; None where draws are not weighted, or numbers are not known, as under ``jit``.
     """
 
     def __init__(self, draws: Draws, pareto_shape: float | None = None):
@@ -43,7 +43,7 @@ class WideLimitDraws(dict):
 jax.tree_util.register_pytree_node(
     WideLimitDraws,
     lambda draws: (tuple(draws.values()), (tuple(draws), draws.pareto_shape)),
-    lambda rest, values: WideLimitDraws(dict(zip(rest[0], values, strict=True)), rest[1]),
+    lambda static, values: WideLimitDraws(dict(zip(static[0], values, strict=True)), static[1]),
 )
 
 
@@ -100,22 +100,22 @@ def wide_limit_draws(
     order = "wide_limit_draws(rng_key, model, num_samples, x, y)"
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
-    show_numbers(repriorised_model, model_args, model_kwargs)
-    learns = learnt_at_any_width(repriorised_model, model_args, model_kwargs)
-    others = learns.keys() - {"noise"}
-    if weighted is False and others:
+    check_nan_eagerly(repriorised_model, model_args, model_kwargs)
+    updates = non_vanishing_updates(repriorised_model, model_args, model_kwargs)
+    updating_sites = updates.keys() - {"noise"}
+    if weighted is False and updating_sites:
         raise ValueError(
-            f"the site {listing(sorted(others))} observes other latent sites than the readout, or the readout beside "
-            "its likelihood, of which these draws would know nothing; take weighted=True, or a chain."
+            f"the site {listing(sorted(updating_sites))} observes other latent sites than the readout, or the readout "
+            "beside its likelihood, of which these draws would know nothing; take weighted=True, or a chain."
         )
-    weighted = bool(learns) if weighted is None else weighted
-    is_joint = weighted and any(learns.values())
+    weighted = bool(updates) if weighted is None else weighted
+    is_joint = weighted and any(updates.values())
     draws_key, readout_key = random.split(rng_key)
 
     def limit(arguments: tuple[tuple, dict], rng_key: Array) -> tuple[Draws, Array | None]:
         keys, base_keys, log_weights = random.split(rng_key, num_samples), None, None
         if weighted:
-            keys, base_keys, log_weights = _chosen_keys(repriorised_model, arguments, num_samples, rng_key)
+            keys, base_keys, log_weights = _resampled_keys(repriorised_model, arguments, num_samples, rng_key)
 
         def draw(keys: tuple[Array, Array | None]) -> Draws:
             # Weights that depend on the readout choose it with the rest.
@@ -152,7 +152,7 @@ def _limit_draw(model: Callable, arguments: tuple[tuple, dict], key: Array, base
     return weights_of_run(sites)
 
 
-def _chosen_keys(
+def _resampled_keys(
     model: Callable, arguments: tuple[tuple, dict], num_samples: int, rng_key: Array
 ) -> tuple[Array, Array, Array]:
     """Return keys of draws chosen by their weights, those of their base sites, and the logarithms of all weights."""
@@ -165,8 +165,8 @@ def _chosen_keys(
     log_weights = jax.lax.map(weigh, keys)
     finite = jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
     # Only keys are chosen, and draws made anew: the weights of all proposals would fill the memory.
-    chosen = keys[random.categorical(choice_key, finite, shape=(num_samples,))]
-    return chosen, random.split(base_key, num_samples), log_weights
+    resampled = keys[random.categorical(choice_key, finite, shape=(num_samples,))]
+    return resampled, random.split(base_key, num_samples), log_weights
 
 
 def log_weight(sites: Sites) -> Array:
@@ -183,8 +183,8 @@ def log_weight(sites: Sites) -> Array:
     return total  # other latent sites were drawn from their prior
 
 
-def learnt_at_any_width(model: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, bool]:
-    """Return names of what is learnt at any width, "noise" and observed sites, and whether a readout reaches them."""
+def non_vanishing_updates(model: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, bool]:
+    """Names whose posterior differs from the prior even at infinite width, and whether a readout reaches them."""
     key = random.key(0)
     sites = abstract_sites(model, args, kwargs)
     bases = {name: jnp.zeros_like(jax.typeof(sites[name]["value"])) for name in base_transforms(sites)}
@@ -192,24 +192,25 @@ def learnt_at_any_width(model: Callable, args: tuple, kwargs: dict[str, Any]) ->
     def run(key: Array, values: dict[str, Array]) -> dict[str, Any]:
         sites = run_model(model, args, kwargs, rng_key=key, values=values)
         problems = [transform.problem for transform in base_transforms(sites).values()]
-        found: dict[str, Any] = {}
+        log_probs: dict[str, Any] = {}
         for name, site in sample_sites(sites).items():
             if isinstance(site["fn"], ReadoutMarginal):
                 problems.append(site["fn"].problem)
             elif site["is_observed"]:
-                found[name] = site["fn"].log_prob(site["value"])
-        return {**found, "noise": [problem.noise_scale for problem in problems]}
+                log_probs[name] = site["fn"].log_prob(site["value"])
+        return {**log_probs, "noise": [problem.noise_scale for problem in problems]}
 
-    def moving(fn: Callable, argument: Array) -> set[str]:
+    def depending(fn: Callable, argument: Array) -> set[str]:
         return {name for name, moves in depends(fn, argument).items() if moves}
 
     def reached_by(base: str) -> set[str]:
-        return moving(lambda value: run(key, {**bases, base: value}), bases[base]) - {"noise"}
+        return depending(lambda value: run(key, {**bases, base: value}), bases[base]) - {"noise"}
 
     reached = [reached_by(base) for base in bases]
-    beside = {name for names in reached if len(names) > 1 for name in names}  # one alone is the likelihood of the map
-    drawn = moving(lambda key: run(key, bases), key).difference(*reached)
-    return {name: name in beside for name in drawn | beside}
+    # A site that is reached alone is the likelihood of the map.
+    reached_beside = {name for names in reached if len(names) > 1 for name in names}
+    by_prior_draws = depending(lambda key: run(key, bases), key).difference(*reached)
+    return {name: name in reached_beside for name in by_prior_draws | reached_beside}
 
 
 class StandardNormalBase(Messenger):
@@ -285,7 +286,7 @@ def guide_draws(
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
     _check_params(guide, params, model_args, model_kwargs)
-    show_numbers(model, model_args, model_kwargs, params)
+    check_nan_eagerly(model, model_args, model_kwargs, params)
     guide_key, readout_key = random.split(rng_key)
 
     def from_guide(arguments: tuple, rng_key: Array) -> Draws:
@@ -310,8 +311,8 @@ def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[st
         )
 
 
-def show_numbers(model: Callable, args: tuple, kwargs: dict[str, Any], params: Mapping[str, Any] | None = None) -> None:
-    """Let the model's own checks see data that hold NaN: inside of a compilation no number is known."""
+def check_nan_eagerly(model: Callable, args: tuple, kwargs: dict, params: Mapping[str, Any] | None = None) -> None:
+    """Run the model outside jit if the data contain NaN, so that its own checks can raise."""
     arrays, _ = split((args, kwargs))
     if any(is_known(x) and np.issubdtype(x.dtype, np.floating) and np.isnan(np.asarray(x)).any() for x in arrays):
         abstract_sites(model, args, kwargs, params)

@@ -43,10 +43,10 @@ def site_function(model: Callable, site: str, *model_args: Any, **model_kwargs: 
     def function(draw: Draw) -> Array:
         sites = run_model(model, model_args, model_kwargs, values=draw)
         check_names_known("site", site, sites)
-        before = list(sites)[: list(sites).index(site)]
-        _check_draw(draw, [name for name in latent_sites(sites) if name in before])
-        found = sites[site]
-        return found["fn"].mean if found["type"] == "sample" else found["value"]
+        earlier = list(sites)[: list(sites).index(site)]
+        _check_draw(draw, [name for name in latent_sites(sites) if name in earlier])
+        target = sites[site]
+        return target["fn"].mean if target["type"] == "sample" else target["value"]
 
     return function
 

@@ -63,23 +63,23 @@ class ReadoutRun:
         return problem
 
 
-class SeenSites(Messenger):
+class SiteRecorder(Messenger):
     """Handler that keeps the values of a run's sites, by the names that the model gives them."""
 
     def __init__(self, hidden: Iterable[str]):
         self.hidden = frozenset(hidden)
         self.values: dict[str, Any] = {}
-        self.begun: list[str | None] = []  # and not ended: sites nest
+        self.open_sites: list[str | None] = []  # begun and not ended: sites nest
         super().__init__()
 
     def process_message(self, msg: dict) -> None:
         name = msg.get("name")
-        self.begun.append(None if msg["type"] == "plate" else name)
+        self.open_sites.append(None if msg["type"] == "plate" else name)
         if msg["type"] == "deterministic" and name in self.hidden:
             msg["stop"] = True
 
     def postprocess_message(self, msg: dict) -> None:
-        name = self.begun.pop()
+        name = self.open_sites.pop()
         if name is not None:
             self.values[name] = msg["value"]
 
@@ -94,10 +94,10 @@ class SeenSites(Messenger):
         return self.values[name]
 
 
-class ReadoutSites(SeenSites):
-    """Handler that takes readout and features out of a model's run and notes what its likelihood is made of.
+class ReadoutSites(SiteRecorder):
+    """Handler that takes readout and features out of a model's run, and records its likelihood.
 
-    What is wrong with those is said by ``read_off``: a run without observations need not be right.
+    Their faults are raised by ``read_off``: a run without observations need not be right.
     """
 
     def __init__(
@@ -109,29 +109,29 @@ class ReadoutSites(SeenSites):
     ):
         super().__init__({model.features, *hidden})
         self.model = model
-        self.step = step  # of the readout from its prior mean, along ``move``
-        self.move: Array | None = None  # a draw of the prior less its mean
+        self.step = step  # of the readout from its prior mean, along ``direction``
+        self.direction: Array | None = None  # a draw of the prior less its mean
         self.prior: tuple[Array, Array] | None = None  # its location of the readout's shape
         self.likelihood: tuple[Array, Array] | None = None
         self.observations: Array | None = None
-        self.others: dict[str, tuple[dist.Distribution, Any]] = {}  # distribution and scale of the other sample sites
+        self.other_sites: dict[str, tuple[dist.Distribution, Any]] = {}  # sample sites: distribution and scale
         self.is_observed: dict[str, bool] = {}  # the sample sites
         self.error: ValueError | None = None
-        self.given: set[str | None] = set()  # sites that the model itself gives a value
+        self.fixed_sites: set[str | None] = set()  # whose value the model itself sets
         self.keys: list[Any] = []
         self._replayed = None if keys is None else iter(keys)
 
     @property
     def free_values(self) -> dict[str, Any]:
         """Values of the sites that come from outside of the model: draws and parameters."""
-        return {name: value for name, value in self.values.items() if name not in self.given}
+        return {name: value for name, value in self.values.items() if name not in self.fixed_sites}
 
     def process_message(self, msg: dict) -> None:
         super().process_message(msg)
         name = msg.get("name")
         # Sites of a scan come with their values, drawn or not.
         if msg["is_observed"] if msg["type"] == "sample" else msg["value"] is not None:
-            self.given.add(name)
+            self.fixed_sites.add(name)
         if msg["type"] == "row_features" and msg["site"] == self.model.features:
             msg["value"] = msg["stop"] = True
         elif msg["type"] == "prng_key" and self._replayed is not None:
@@ -140,21 +140,21 @@ class ReadoutSites(SeenSites):
             self._note(self._take_readout, msg)
         elif msg["type"] == "sample" and name == self.model.observed:
             self._note(self._take_likelihood, msg)
-        elif msg["type"] == "sample" and len(self.begun) == 1:  # of the model's own; handlers outside have some, too
-            self.others[msg["name"]] = msg["fn"], msg["scale"]
+        elif msg["type"] == "sample" and len(self.open_sites) == 1:  # of the model: handlers have sites, too
+            self.other_sites[msg["name"]] = msg["fn"], msg["scale"]
 
     def postprocess_message(self, msg: dict) -> None:
-        name = self.begun[-1]
+        name = self.open_sites[-1]
         super().postprocess_message(msg)
         if msg["type"] == "prng_key":  # drawn outside of sites
             self.keys.append(msg["value"])
-        elif msg["type"] == "sample" and not self.begun:
+        elif msg["type"] == "sample" and not self.open_sites:
             self.is_observed[name] = msg["is_observed"]  # type: ignore[index]
             if name == self.model.observed and msg["is_observed"]:
                 self._note(self._take_observations, msg)
 
     def read_off(self) -> ReadoutRun:
-        """Return what was noted, once every named site has come; refuse what is wrong with it."""
+        """Return the run, once every named site has come; raise what is wrong with it."""
         if self.error is not None:
             raise self.error
         if self.likelihood is None or self.prior is None:
@@ -198,10 +198,10 @@ class ReadoutSites(SeenSites):
         value = self.prior[0]
         if self.step is not None:
             draw = np.random.default_rng(0).standard_normal(shape).astype(loc.dtype)
-            self.move = jnp.broadcast_to(jnp.asarray(scale, loc.dtype), shape) * draw
-            value = value + self.step.astype(loc.dtype) * self.move
+            self.direction = jnp.broadcast_to(jnp.asarray(scale, loc.dtype), shape) * draw
+            value = value + self.step.astype(loc.dtype) * self.direction
         msg["value"], msg["stop"] = value, True
-        self.given.add(name)
+        self.fixed_sites.add(name)
 
     def _take_likelihood(self, msg: dict) -> None:
         name = self.model.observed
@@ -332,8 +332,8 @@ def check_fit_observed(observed: str | None, latent: Mapping[str, Any]) -> None:
         )
 
 
-def first_of(draws: Draws) -> Draws:
-    """Return the first of some draws."""
+def first_draw(draws: Draws) -> Draws:
+    """Return the first draw of every site."""
     return {name: values[0] for name, values in draws.items()}
 
 
@@ -342,20 +342,20 @@ def base_name(readout: str) -> str:
 
 
 @contextmanager
-def only_given_values() -> Iterator[None]:
-    """Take away all handlers around but those that set values, as long as the context lasts."""
+def only_value_handlers() -> Iterator[None]:
+    """Hide all outer handlers but those that set values, while the context lasts."""
     # The stack is one for all threads, so it must not be exchanged while another runs a model.
     with STACK_LOCK:
-        outside = list(_PYRO_STACK)
-        _PYRO_STACK[:] = [handler for handler in outside if isinstance(handler, condition | substitute)]
+        outer_handlers = list(_PYRO_STACK)
+        _PYRO_STACK[:] = [handler for handler in outer_handlers if isinstance(handler, condition | substitute)]
         try:
             yield
         finally:
-            _PYRO_STACK[:] = outside
+            _PYRO_STACK[:] = outer_handlers
 
 
 def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -> None:
-    """Refuse a value of a readout that is no latent site; beside one of its base site it is let through."""
+    """Refuse a value of a readout that is no latent site, unless there is one of its base site."""
     for handler in _PYRO_STACK:
         data = getattr(handler, "data", None) or {}
         is_lost = isinstance(handler, condition | do) or (isinstance(handler, substitute) and base_site not in data)
@@ -365,24 +365,24 @@ def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -
 
 def refuse_prior_readout(site: str, latent_sites: Iterable[str]) -> None:
     """Refuse values of other sites without one of the readout, which would silently come from its prior."""
-    given = [name for name in latent_sites if name != site and _is_given(name)]
-    if given and not _is_given(site):
+    substituted = [name for name in latent_sites if name != site and _is_substituted(name)]
+    if substituted and not _is_substituted(site):
         raise ValueError(
-            f"a value of {listing(given)} is given, but the model is run without observations, where the readout "
+            f"a value of {listing(substituted)} is given, but the model is run without observations, where the readout "
             f"{site!r} is drawn from its prior. Predict with ReadoutPredictive(model, draws, model_args); guide_draws "
             "gives a guide's draws."
         )
 
 
-def _is_given(site: str) -> bool:
+def _is_substituted(site: str) -> bool:
     for handler in _PYRO_STACK:
         if not isinstance(handler, substitute):
             continue
         if handler.data is not None and site in handler.data:
             return True
         if handler.substitute_fn is not None:
-            # What Predictive substitutes can only be asked for; an initialisation strategy wants more than a name
-            # of the site, and gives no value of its own either.
+            # Only the function knows what Predictive substitutes; an initialisation strategy needs more than the
+            # name of a site, and sets no value either.
             with suppress(KeyError, TypeError, AttributeError):
                 if handler.substitute_fn({"type": "sample", "name": site}) is not None:
                     return True

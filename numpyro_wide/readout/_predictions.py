@@ -1,8 +1,8 @@
-"""Predictions from draws of a wrapped model: what is computed, draw by draw.
+"""Predictions from draws of a wrapped model: their computation, draw by draw.
 
-Both ways to predict, with the readout integrated out and through draws of all weights, have the same methods, which
-return results with a leading axis for the draws, or averages over them, and by draw whether the numbers are finite.
-They are NaN where the model is not as it should be.
+Both predictors, with the readout integrated out and through draws of all weights, have the same methods, which return
+results with a leading axis for the draws, or averages over them, and by draw whether the numbers are finite. Results
+are NaN where the model is not as it should be.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from numpyro_wide.readout._model import (
     Draws,
     ReadoutModel,
     ReadoutRun,
-    first_of,
+    first_draw,
     read_sites,
     refuse_other_readout,
 )
@@ -32,12 +32,14 @@ from numpyro_wide.readout._transform import weights_of_run
 
 Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model
 Results: TypeAlias = tuple[Any, Any]  # of all draws, and by draw whether they are finite
+# (fit, new, readout's posterior) -> log densities, and whether their moments are finite
+Density: TypeAlias = Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Data:
-    """What predictions are made from: draws, parameters, arguments of fit and test, posteriors if kept, and a key."""
+class PredictionInputs:
+    """Draws, parameters, arguments of fit and test, cached posteriors, and a key."""
 
     draws: Draws
     params: Draws
@@ -61,7 +63,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Predictor:
     """A model with a readout, the name of its observed site, and how many draws are computed at once."""
 
     model: ReadoutModel
@@ -77,10 +79,10 @@ class _Way:
         return map_draws(single, draws, batch_size)
 
 
-class Integrated(_Way):
+class Integrated(_Predictor):
     """Predictions with the readout integrated out: one Gaussian for each draw of the hidden weights."""
 
-    def readouts(self, data: Data) -> Results:
+    def readouts(self, data: PredictionInputs) -> Results:
         """Draw the readout, (draws, d) or (draws, d, k)."""
 
         def single(solved: Any, normal: Array, fit: ReadoutRun) -> Array:
@@ -90,17 +92,17 @@ class Integrated(_Way):
         normals = random.normal(data.rng_key, (data.num_draws, *fit.prior_loc.shape))
         return with_finite_draws(self._map(single, data, normals))
 
-    def posteriors(self, data: Data) -> Results:
+    def posteriors(self, data: PredictionInputs) -> Results:
         """Return the readout's posterior, of many rows by sums over blocks of them."""
         return with_finite_draws(self._map(lambda _, fit: fit.problem().solved(), data))
 
-    def log_evidences(self, data: Data) -> Results:
+    def log_evidences(self, data: PredictionInputs) -> Results:
         """Return the log evidence of the fit's observations, (draws,)."""
         if data.solved is not None:
             return with_finite_draws(data.solved.log_evidence)
         return with_finite_draws(self._map(lambda _, fit: fit.problem().log_evidence(), data))
 
-    def left_out(self, data: Data) -> Results:
+    def left_out(self, data: PredictionInputs) -> Results:
         """Return mean and variance of each row's observations given all others, (draws, n) or (draws, n, k)."""
 
         def single(_: Any, fit: ReadoutRun) -> tuple[Array, Array]:
@@ -109,27 +111,27 @@ class Integrated(_Way):
 
         return with_finite_draws(self._map(single, data))
 
-    def predictions(self, data: Data) -> Results:
+    def predictions(self, data: PredictionInputs) -> Results:
         """Return moments and draws at the inputs of the test, (draws, m) or (draws, m, k) each."""
         fit, new = self._checked_shapes(data, is_observed=False)
         # All numbers at once: each call of a generator is a program of its own to compile. Blocks of rows need no
         # residuals of the fit's rows, of which there are many.
-        of_residuals = (0,) if isinstance(fit.features, RowFeatures) else fit.loc.shape
-        shapes = fit.prior_loc.shape, of_residuals, new.loc.shape
+        residuals_shape = (0,) if isinstance(fit.features, RowFeatures) else fit.loc.shape
+        shapes = fit.prior_loc.shape, residuals_shape, new.loc.shape
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
         normals = jnp.split(random.normal(data.rng_key, (data.num_draws, ends[-1])), ends[:-1], axis=1)
-        normals = [part.reshape(data.num_draws, *shape) for part, shape in zip(normals, shapes, strict=True)]
+        normals = [normal.reshape(data.num_draws, *shape) for normal, shape in zip(normals, shapes, strict=True)]
 
         def single(solved: Any, normals: list[Array], fit: ReadoutRun, new: ReadoutRun) -> Draws:
             phi, residuals, noise = normals
             mean, variance, function = self._readout(fit, solved).predict(new.features, phi, residuals)
-            found = self._moments(new, mean, variance)
-            drawn = new.loc + function + found["noise_scale"] * noise.astype(mean.dtype)
-            return {**found, self.observed: drawn}
+            moments = self._moments(new, mean, variance)
+            drawn = new.loc + function + moments["noise_scale"] * noise.astype(mean.dtype)
+            return {**moments, self.observed: drawn}
 
         return with_finite_draws(self._map(single, data, normals))
 
-    def moments(self, data: Data) -> Results:
+    def moments(self, data: PredictionInputs) -> Results:
         """Return moments at the inputs of the test, (draws, m) or (draws, m, k) each."""
         self._checked_shapes(data, is_observed=False)
 
@@ -148,7 +150,7 @@ class Integrated(_Way):
             "noise_scale": noise_scale,
         }
 
-    def log_densities(self, data: Data) -> Results:
+    def log_densities(self, data: PredictionInputs) -> Results:
         """Return the log predictive density of each row's observations, (m,)."""
 
         def by_row(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
@@ -157,33 +159,34 @@ class Integrated(_Way):
             variance = variance + new.noise_scale**2
             by_entry = -0.5 * ((new.residual - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
             # Given the hidden weights the outputs are independent.
-            found = by_entry if by_entry.ndim == 1 else by_entry.sum(axis=1)
-            return found, jnp.isfinite(new.loc + mean).all() & jnp.isfinite(variance).all()
+            log_density = by_entry if by_entry.ndim == 1 else by_entry.sum(axis=1)
+            return log_density, jnp.isfinite(new.loc + mean).all() & jnp.isfinite(variance).all()
 
         return self._averaged(by_row, data)
 
-    def joint_log_densities(self, data: Data) -> Results:
+    def joint_log_densities(self, data: PredictionInputs) -> Results:
         """Return the log predictive density of all rows' observations together, (1,)."""
 
-        def of_all(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
+        def joint_density(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
             if not new.loc.size:  # nothing is observed: no covariance to factor
                 return jnp.zeros(1, new.loc.dtype), jnp.isfinite(fit.loc).all()
             mean, covariance = readout.predict_jointly(new.features)
             # By output, (k, m): the noise may differ between outputs that share a covariance of the function.
             noise_scale, residual = (
-                jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)
+                jnp.broadcast_to(values, new.loc.shape).reshape(mean.shape).T
+                for values in (new.noise_scale, new.residual)
             )
             covariance = covariance + jnp.eye(len(mean))[None] * noise_scale[:, None] ** 2
             by_output = dist.MultivariateNormal(mean.T, covariance).log_prob(residual)
             is_finite = jnp.isfinite(new.loc).all() & jnp.isfinite(mean).all() & jnp.isfinite(covariance).all()
             # A density may be zero, as of a single row; NumPyro's is, too, where an observation is NaN.
-            found = jnp.where(jnp.isinf(residual).any(), -jnp.inf, by_output.sum())
-            return jnp.where(jnp.isnan(residual).any(), jnp.nan, found)[None], is_finite
+            log_density = jnp.where(jnp.isinf(residual).any(), -jnp.inf, by_output.sum())
+            return jnp.where(jnp.isnan(residual).any(), jnp.nan, log_density)[None], is_finite
 
-        return self._averaged(of_all, data)
+        return self._averaged(joint_density, data)
 
-    def _averaged(self, density: Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]], data: Data) -> Results:
-        """Average densities over draws; ``density`` returns its logarithms and whether their moments are finite."""
+    def _averaged(self, density: Density, data: PredictionInputs) -> Results:
+        """Average densities over draws."""
         self._checked_shapes(data, is_observed=True)
 
         def single(solved: Any, fit: ReadoutRun, new: ReadoutRun) -> tuple[Array, Array]:
@@ -192,35 +195,35 @@ class Integrated(_Way):
         return log_of_average(*self._map(single, data))
 
     def _readout(self, fit: ReadoutRun, solved: BlockedPosterior | None) -> Any:
-        """Return what draws the readout and predicts."""
+        """Return the readout's posterior, which draws and predicts."""
         return fit.problem().solved() if solved is None else solved
 
-    def _map(self, single: Callable, data: Data, *more: Any) -> Any:
-        """Map ``single(solved, *more, *runs)`` over the draws; NaN, or False, where the assumptions do not hold."""
+    def _map(self, single: Callable, data: PredictionInputs, *extras: Any) -> Any:
+        """Map ``single(solved, *extras, *runs)`` over the draws; NaN, or False, where the assumptions do not hold."""
 
         def checked(draw: Any) -> Any:
-            values, solved, *rest = draw
+            values, solved, *extra = draw
             solved, values = in_default_precision(solved), data.values_at(values)
             pairs = [read_run(self.model, values, *call) for call in data.calls]
-            found = single(solved, *rest, *(run for run, _ in pairs))
+            results = single(solved, *extra, *(run for run, _ in pairs))
             is_right = jnp.stack([is_right for _, is_right in pairs]).all()
-            return jax.tree.map(lambda leaf: _only_if(is_right, leaf), found)
+            return jax.tree.map(lambda leaf: _nan_unless(is_right, leaf), results)
 
         sizes = [run.features.size for run in self.shapes(data)]
-        return self._over_draws(checked, (data.draws, data.solved, *more), max(1, *sizes))
+        return self._over_draws(checked, (data.draws, data.solved, *extras), max(1, *sizes))
 
-    def shapes(self, data: Data) -> list[ReadoutRun]:
-        """Return the runs of a draw with shapes instead of numbers: what is to be checked of shapes is checked once."""
-        values = data.values_at(first_of(data.draws))
+    def shapes(self, data: PredictionInputs) -> list[ReadoutRun]:
+        """Return the runs of a draw with shapes instead of numbers, so that shapes are checked once."""
+        values = data.values_at(first_draw(data.draws))
 
-        def runs() -> list[ReadoutRun]:
-            found = [read_sites(self.model, values, *call).read_off() for call in data.calls]
-            found[0].problem()  # which checks it
-            return found
+        def read() -> list[ReadoutRun]:
+            runs = [read_sites(self.model, values, *call).read_off() for call in data.calls]
+            runs[0].problem()  # which checks it
+            return runs
 
-        return jax.eval_shape(runs)
+        return jax.eval_shape(read)
 
-    def _checked_shapes(self, data: Data, *, is_observed: bool) -> list[ReadoutRun]:
+    def _checked_shapes(self, data: PredictionInputs, *, is_observed: bool) -> list[ReadoutRun]:
         fit, new = self.shapes(data)
         check_observed(self.observed, new.is_observed, is_wanted=is_observed)
         num_rows, num_features = new.features.shape
@@ -237,22 +240,22 @@ class Integrated(_Way):
 _SIZE_OF_DRAW = 2**14
 
 
-class ThroughWeights(_Way):
+class ThroughWeights(_Predictor):
     """Predictions through draws of all weights, readout included, of one observed site with any likelihood."""
 
-    def readouts(self, data: Data) -> Results:
+    def readouts(self, data: PredictionInputs) -> Results:
         """Return the draws' own readouts, (draws, d) or (draws, d, k)."""
-        found = self._over_draws(lambda draw: self._weights(draw, data)[self.model.readout], data.draws, 1)
-        return with_finite_draws(found)
+        readouts = self._over_draws(lambda draw: self._weights(draw, data)[self.model.readout], data.draws, 1)
+        return with_finite_draws(readouts)
 
-    def predictions(self, data: Data) -> Results:
+    def predictions(self, data: PredictionInputs) -> Results:
         def single(draw: tuple[Draws, Array]) -> tuple[Draws, Array]:
             site = self._site(draw[0], data, is_observed=False)
             return {**moments_of(site["fn"]), self.observed: site["fn"].sample(draw[1])}, _is_finite(site["fn"])
 
         return self._over_draws(single, (data.draws, random.split(data.rng_key, data.num_draws)), _SIZE_OF_DRAW)
 
-    def log_densities(self, data: Data) -> Results:
+    def log_densities(self, data: PredictionInputs) -> Results:
         def by_row(site: dict) -> Array:
             by_observation = log_prob_by_observation(site)
             if not by_observation.ndim:
@@ -264,17 +267,17 @@ class ThroughWeights(_Way):
 
         return self._averaged(by_row, data)
 
-    def joint_log_densities(self, data: Data) -> Results:
+    def joint_log_densities(self, data: PredictionInputs) -> Results:
         return self._averaged(lambda site: jnp.sum(log_prob_by_observation(site))[None], data)
 
-    def _averaged(self, density: Callable[[dict], Array], data: Data) -> Results:
+    def _averaged(self, density: Callable[[dict], Array], data: PredictionInputs) -> Results:
         def single(draw: Draws) -> tuple[Array, Array]:
             site = self._site(draw, data, is_observed=True)
             return density(site), _is_finite(site["fn"])
 
         return log_of_average(*self._over_draws(single, data.draws, _SIZE_OF_DRAW))
 
-    def _weights(self, draw: Draws, data: Data) -> Draws:
+    def _weights(self, draw: Draws, data: PredictionInputs) -> Draws:
         """Return one draw of the unwrapped model, of one that may hold the base site instead of the readout."""
         values = data.values_at(draw)
         if self.model.readout in values:
@@ -282,7 +285,7 @@ class ThroughWeights(_Way):
         args, kwargs = data.calls[0]
         return {**values, **weights_of_run(run_model(self.model, args, kwargs, values=values))}
 
-    def _site(self, draw: Draws, data: Data, *, is_observed: bool) -> dict:
+    def _site(self, draw: Draws, data: PredictionInputs, *, is_observed: bool) -> dict:
         args, kwargs = data.calls[1]
         sites: Sites = run_model(self.model.fn, args, kwargs, values=self._weights(draw, data))
         if self.model.readout not in latent_sites(sites):
@@ -306,14 +309,14 @@ def in_default_precision(tree: Any) -> Any:
 def log_of_average(log_densities: Array, is_finite: Array) -> Results:
     """Return the log of the average of densities (draw, m) over the draws whose moments are finite, (m,)."""
     # Draws that are left out have the density zero here, and are not counted either: the mixture is of the others.
-    found = jnp.where(is_finite[:, None], log_densities, -jnp.inf)
-    return logsumexp(found, axis=0) - jnp.log(is_finite.sum()), is_finite
+    log_terms = jnp.where(is_finite[:, None], log_densities, -jnp.inf)
+    return logsumexp(log_terms, axis=0) - jnp.log(is_finite.sum()), is_finite
 
 
-def with_finite_draws(found: Any) -> Results:
+def with_finite_draws(results: Any) -> Results:
     """Return results, and whether all of a draw are finite, (draw,)."""
-    by_leaf = [jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(found)]
-    return found, jnp.array(by_leaf).all(axis=0)
+    by_leaf = [jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(results)]
+    return results, jnp.array(by_leaf).all(axis=0)
 
 
 def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
@@ -331,16 +334,16 @@ def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
 
 
 def moments_of(fn: dist.Distribution) -> Draws:
-    """Return what predictions tell of an observed distribution besides draws: its moments, or those of its classes."""
+    """Return the moments of an observed distribution, or the probabilities of its classes."""
     base = unwrap(fn, masks=True)
     if isinstance(base, dist.CategoricalLogits | dist.CategoricalProbs):
         return {"probs": jnp.broadcast_to(base.probs, (*fn.shape(), base.probs.shape[-1]))}
-    found = {"mean": fn.mean, "predictive_variance": fn.variance}
+    moments = {"mean": fn.mean, "predictive_variance": fn.variance}
     if isinstance(base, dist.BernoulliLogits | dist.BernoulliProbs):
-        found["probs"] = fn.mean
+        moments["probs"] = fn.mean
     if isinstance(base, dist.Normal):
-        found["noise_scale"] = jnp.broadcast_to(base.scale, fn.shape())
-    return found
+        moments["noise_scale"] = jnp.broadcast_to(base.scale, fn.shape())
+    return moments
 
 
 def _is_finite(fn: dist.Distribution) -> Array:
@@ -348,5 +351,5 @@ def _is_finite(fn: dist.Distribution) -> Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(fn)]).all()
 
 
-def _only_if(condition: Array, leaf: Array) -> Array:
+def _nan_unless(condition: Array, leaf: Array) -> Array:
     return leaf & condition if leaf.dtype == bool else jnp.where(condition, leaf, jnp.nan)

@@ -1,4 +1,4 @@
-"""Predictions from draws of a wrapped model: what the user holds."""
+"""Predictions from draws of a wrapped model: the interface for users."""
 
 import re
 import warnings
@@ -31,7 +31,7 @@ from numpyro_wide._checks import (
     warn_if_stuck,
     whole_number,
 )
-from numpyro_wide._compile import is_traced, known_by, run_program, split
+from numpyro_wide._compile import cache_key, is_traced, run_program, split
 from numpyro_wide._traces import abstract_sites, latent_sites, observed_sites
 from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, RowFeatures
 from numpyro_wide.machine import double_precision
@@ -44,10 +44,10 @@ from numpyro_wide.readout._model import (
     as_call,
     check_fit_observed,
     check_wrapped,
-    first_of,
+    first_draw,
     refuse_other_readout,
 )
-from numpyro_wide.readout._predictions import Call, Data, Integrated, Results, ThroughWeights
+from numpyro_wide.readout._predictions import Call, Integrated, PredictionInputs, Results, ThroughWeights
 
 # Names that predictions are given under, besides that of the observed site.
 NAMES = ("mean", "variance", "predictive_variance", "noise_scale", "probs")
@@ -76,11 +76,11 @@ class PredictiveSummary:
         """Return the table as a ``pandas.DataFrame``, a column for each statistic of each output."""
         import pandas  # whose import takes a while
 
-        parts: dict[str, Any] = {"mean": self.mean, "sd": self.standard_deviation}
-        parts |= {f"{100 * level:g}%": values for level, values in self.quantiles.items()}
-        parts["p"] = self.probs
+        statistics: dict[str, Any] = {"mean": self.mean, "sd": self.standard_deviation}
+        statistics |= {f"{100 * level:g}%": values for level, values in self.quantiles.items()}
+        statistics["p"] = self.probs
         columns: dict[str, np.ndarray] = {}
-        for name, values in parts.items():
+        for name, values in statistics.items():
             by_column = [] if values is None else values.reshape(len(values), -1).T
             for index, column in enumerate(by_column):
                 columns[name if values.ndim == 1 else f"{name}[{index}]"] = column
@@ -143,8 +143,8 @@ class ReadoutPredictive:
         >>> y = jnp.sin(x[:, 0])
         >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, y)
         >>> predictive = ReadoutPredictive(wrapped, draws, (x, y))
-        >>> found = predictive(jax.random.key(1), jnp.zeros((3, 1)))
-        >>> {name: values.shape for name, values in sorted(found.items())}
+        >>> predictions = predictive(jax.random.key(1), jnp.zeros((3, 1)))
+        >>> {name: values.shape for name, values in sorted(predictions.items())}
         {'mean': (20, 3), 'noise_scale': (20, 3), 'predictive_variance': (20, 3), 'variance': (20, 3), 'y': (20, 3)}
         >>> predictive.log_density(jnp.zeros((3, 1)), jnp.zeros(3)).shape
         (3,)
@@ -186,10 +186,10 @@ class ReadoutPredictive:
         self._functions: dict[Any, Callable] = {}
         self._solved: BlockedPosterior | None = None
         self._is_double = True
-        self._shapes, self._way = self._in_double(lambda: self._look(observed))
-        if self._way.observed in NAMES:
+        self._shapes, self._predictor = self._in_double(lambda: self._choose_predictor(observed))
+        if self._predictor.observed in NAMES:
             raise ValueError(
-                f"the observed site is called {self._way.observed!r}, but predictions are given under the names "
+                f"the observed site is called {self._predictor.observed!r}, but predictions are given under the names "
                 f"{listing(NAMES)}; rename the site."
             )
         warn_if_stuck(self.draws, by_chain=False)
@@ -201,7 +201,7 @@ class ReadoutPredictive:
     @property
     def is_integrated(self) -> bool:
         """Whether the readout is integrated out: the model's likelihood is Normal, and linear in it."""
-        return isinstance(self._way, Integrated)
+        return isinstance(self._predictor, Integrated)
 
     def readout(self, rng_key: Array) -> Array:
         """Draw the readout from its posterior, once for each draw of the other sites, (draws, d) or (draws, d, k).
@@ -248,11 +248,11 @@ class ReadoutPredictive:
         if any(isinstance(arg, Array) and jnp.issubdtype(arg.dtype, jax.dtypes.prng_key) for arg in args):
             raise TypeError("summary(x_new) takes the rows to predict; a PRNG key goes by name, rng_key=key.")
         if self.is_integrated:
-            found = self.moments(*args, **kwargs)
+            predictions = self.moments(*args, **kwargs)
         else:
-            found = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
-        check_known("a summary holds numbers", *found.values())
-        values = {name: np.asarray(draws, float) for name, draws in found.items()}
+            predictions = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
+        check_known("a summary holds numbers", *predictions.values())
+        values = {name: np.asarray(draws, float) for name, draws in predictions.items()}
         if "probs" in values:
             return PredictiveSummary(probs=values["probs"].mean(axis=0))
         mean, variance = values["mean"], values["predictive_variance"]
@@ -260,10 +260,10 @@ class ReadoutPredictive:
         def quantile(level: float) -> np.ndarray:
             if self.is_integrated:
                 return _mixture.quantile(np.asarray(level), mean, variance)
-            return np.quantile(values[self._way.observed], level, axis=0, method="inverted_cdf")
+            return np.quantile(values[self._predictor.observed], level, axis=0, method="inverted_cdf")
 
-        center, of_mixture = _mixture.moments(mean, variance)
-        return PredictiveSummary(center, np.sqrt(of_mixture), {level: quantile(level) for level in levels})
+        center, total_variance = _mixture.moments(mean, variance)
+        return PredictiveSummary(center, np.sqrt(total_variance), {level: quantile(level) for level in levels})
 
     def log_density(self, *args: Any, **kwargs: Any) -> Array:
         r"""Return the log predictive density of observations, row by row, under the average over draws, (m,).
@@ -317,9 +317,9 @@ class ReadoutPredictive:
                 f"the readout is not integrated out of this model, whose likelihood is not Normal; {remedy}."
             )
 
-    def _look(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
-        """Return how to predict, after shapes of the fit's run where the readout is integrated out."""
-        model, data = self.model, Data(self.draws, self._params, self._fit)
+    def _choose_predictor(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
+        """Return the predictor, after the shapes of the fit's run where the readout is integrated out."""
+        model, data = self.model, PredictionInputs(self.draws, self._params, self._fit)
         ((args, kwargs),) = data.calls
         observed = model.observed or observed
         sites = abstract_sites(model.fn, args, kwargs, self._params)
@@ -328,27 +328,27 @@ class ReadoutPredictive:
         if latent.pop(model.readout, None) is None:
             refuse_other_readout(model.readout, sites)
         self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
-        form = conjugate_form(model, data.values_at(first_of(self.draws)), args, kwargs, observed)
+        form = conjugate_form(model, data.values_at(first_draw(self.draws)), args, kwargs, observed)
         if form is not None:
-            way = Integrated(form, form.observed, self.batch_size)
-            return way.shapes(data)[0], way
+            predictor = Integrated(form, form.observed, self.batch_size)
+            return predictor.shapes(data)[0], predictor
         if not {model.readout, model.base} & self.draws.keys():
             self._refuse_missing([model.readout])
-        found = [name for name in observed_sites(sites) if observed in (None, name)]
-        if len(found) != 1:
+        candidates = [name for name in observed_sites(sites) if observed in (None, name)]
+        if len(candidates) != 1:
             raise ValueError(
                 f"predictions are of one observed site, but the model observes {listing(observed_sites(sites))} with "
                 "these model_args and model_kwargs; pass the observations, and name one of several sites: observed=..."
             )
-        return None, ThroughWeights(model, found[0], self.batch_size)
+        return None, ThroughWeights(model, candidates[0], self.batch_size)
 
     def _check_draws(self, latent: dict[str, tuple[int, ...]], params: list[str]) -> None:
         """Refuse draws that lack a latent site or have another shape, and param sites without a value."""
         self._refuse_missing([name for name in latent if name not in self.draws])
         # The parameters of a random flax module are replaced by its sample sites.
         modules = {name.split("/")[0] + "$params" for name in latent}
-        known = modules | self._params.keys() | self.draws.keys()
-        unset = [name for name in params if name not in known]
+        with_values = modules | self._params.keys() | self.draws.keys()
+        unset = [name for name in params if name not in with_values]
         if unset:
             raise ValueError(f"the model has the param sites {listing(unset)}; pass their values as params.")
         for name, shape in latent.items():
@@ -366,18 +366,18 @@ class ReadoutPredictive:
             )
 
     def _run(
-        self, what: str, test: Call | None = None, rng_key: Array | None = None, *, is_average: bool = False
+        self, method: str, test: Call | None = None, rng_key: Array | None = None, *, is_average: bool = False
     ) -> Any:
-        """Return what a method of the way to predict gives for all draws, in the caller's precision."""
+        """Run one prediction method over all draws, in the caller's precision; raise if a result is not finite."""
 
         def compute() -> Any:
             try:
-                results, is_finite = self._results(what, test, rng_key, is_average=is_average)
+                results, is_finite = self._results(method, test, rng_key, is_average=is_average)
             except Exception as error:
                 if test is not None:
                     self._add_hints(error, test)
                 raise
-            return self._checked(what, results, is_finite, test, is_average=is_average)
+            return self._checked(method, results, is_finite, test, is_average=is_average)
 
         results = self._in_double(compute, test, rng_key)
         return jax.tree.map(lambda leaf: leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)), results)
@@ -389,7 +389,7 @@ class ReadoutPredictive:
                 with double_precision():
                     return compute()
             except (TypeError, ValueError) as error:
-                if not all(re.search(kind, str(error)) for kind in ("f(loat)?32", "f(loat)?64")):
+                if not all(re.search(pattern, str(error)) for pattern in ("f(loat)?32", "f(loat)?64")):
                     raise
             self._is_double = False
             results = compute()
@@ -402,49 +402,51 @@ class ReadoutPredictive:
             return results
         return compute()
 
-    def _checked(self, what: str, found: Any, is_finite: Any, test: Call | None, *, is_average: bool) -> Any:
+    def _checked(self, method: str, results: Any, is_finite: Any, test: Call | None, *, is_average: bool) -> Any:
         """Return results whose draws are finite, or NaN where that is not known."""
         if is_known(is_finite):
             if not np.all(is_finite) and self.is_integrated:
                 self._refuse_wrong(int(np.argmin(is_finite)), test)
-            _refuse_nonfinite("predictions" if test is not None else what.replace("_", " "), np.asarray(is_finite))
-        elif is_average:  # what cannot be told of here must not go unnoticed
-            found = jnp.where(jnp.all(is_finite), found, jnp.nan)
-        return found
+            _refuse_nonfinite("predictions" if test is not None else method.replace("_", " "), np.asarray(is_finite))
+        elif is_average:  # under a transformation nothing can be raised
+            results = jnp.where(jnp.all(is_finite), results, jnp.nan)
+        return results
 
-    def _results(self, what: str, test: Call | None, rng_key: Array | None, *, is_average: bool) -> Results:
+    def _results(self, method: str, test: Call | None, rng_key: Array | None, *, is_average: bool) -> Results:
         """Return the results of all draws; those of blocks of memory-mapped ones on the host."""
         if test is not None:
             refuse_frames(*test)
         if self._solved is None and self._is_kept():
             self._solved = self._solve()
         if not is_mapped(self.draws):
-            return self._computed(what, Data(self.draws, self._params, self._fit, test, self._solved, rng_key))
-        found, is_finite = [], []
+            inputs = PredictionInputs(self.draws, self._params, self._fit, test, self._solved, rng_key)
+            return self._computed(method, inputs)
+        by_block, is_finite = [], []
         for start, block in blocks_of(self.draws, axis=0):
             key = None if rng_key is None else jax.random.fold_in(rng_key, start)
-            results, finite = self._computed(what, Data(block, self._params, self._fit, test, rng_key=key))
-            found.append(jax.tree.map(np.asarray, results))
+            inputs = PredictionInputs(block, self._params, self._fit, test, rng_key=key)
+            results, finite = self._computed(method, inputs)
+            by_block.append(jax.tree.map(np.asarray, results))
             is_finite.append(np.asarray(finite))
         if is_average:
             counts = np.array([finite.sum() for finite in is_finite])[:, None]
             # A block without a finite draw has the weight zero, whatever its density.
-            parts = np.where(counts > 0, np.array(found), -np.inf)
-            results = logsumexp(parts, b=counts / max(1, counts.sum()), axis=0)
+            log_averages = np.where(counts > 0, np.array(by_block), -np.inf)
+            results = logsumexp(log_averages, b=counts / max(1, counts.sum()), axis=0)
         else:
-            results = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+            results = jax.tree.map(lambda *blocks: np.concatenate(blocks), *by_block)
         return results, np.concatenate(is_finite)
 
-    def _computed(self, what: str, data: Data) -> Results:
-        """Compute, by a program that is traced once for what is no array, and types."""
+    def _computed(self, method: str, data: PredictionInputs) -> Results:
+        """Run a method as a program, traced once for types and for all inputs but arrays."""
         arrays, join = split(data)
-        rest, structure = jax.tree.flatten(join([Array] * len(arrays)))
-        key = what, structure, *map(known_by, rest)
-        compute = self._functions.setdefault(key, lambda arrays: getattr(self._way, what)(join(arrays)))
+        static, structure = jax.tree.flatten(join([Array] * len(arrays)))
+        key = method, structure, *map(cache_key, static)
+        compute = self._functions.setdefault(key, lambda arrays: getattr(self._predictor, method)(join(arrays)))
         return run_program(compute, arrays)
 
     def _is_kept(self) -> bool:
-        """Tell whether all rows are summed over once for each draw, and the matrices kept."""
+        """Whether all rows are summed over once for each draw, and the matrices kept."""
         features = None if self._shapes is None else self._shapes.features
         if not isinstance(features, RowFeatures) or is_mapped(self.draws):
             return False
@@ -453,26 +455,26 @@ class ReadoutPredictive:
 
     def _solve(self) -> BlockedPosterior:
         """Return the readout's posterior at every draw, one draw at a time: of many rows each takes a while."""
-        found = []
+        posteriors = []
         for index in late_progress(range(self.num_draws), shown=self._progress_bar, desc="sums over rows, by draw"):
             draw = {name: values[index : index + 1] for name, values in self.draws.items()}
-            posterior, _ = self._computed("posteriors", Data(draw, self._params, self._fit))
-            found.append(jax.block_until_ready(posterior))
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+            posterior, _ = self._computed("posteriors", PredictionInputs(draw, self._params, self._fit))
+            posteriors.append(jax.block_until_ready(posterior))
+        return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *posteriors)
 
-    def _log_average(self, what: str, test: Call) -> Array:
+    def _log_average(self, method: str, test: Call) -> Array:
         """Return log densities, NaN under a transformation where a draw is not finite; without NaN elsewhere."""
-        found = self._run(what, test, is_average=True)
-        check_no_nan(f"the observations of site {self._way.observed!r}", found.squeeze())
-        return found
+        log_densities = self._run(method, test, is_average=True)
+        check_no_nan(f"the observations of site {self._predictor.observed!r}", log_densities.squeeze())
+        return log_densities
 
     def _refuse_wrong(self, index: int, test: Call | None) -> None:
         """Say why the readout cannot be integrated out at a draw, by the arguments of the fit or test, if it cannot."""
-        data = Data(self.draws, self._params, self._fit, test)
+        data = PredictionInputs(self.draws, self._params, self._fit, test)
         values = data.values_at({name: draws[index] for name, draws in self.draws.items()})
         for call, where in zip(data.calls, ("the arguments of the fit", "these arguments"), strict=False):
             try:
-                check_at(self._way.model, values, *call)
+                check_at(self._predictor.model, values, *call)
             except ValueError as error:
                 raise ValueError(f"at draw {index}, with {where}: {error}") from error
 
@@ -494,23 +496,23 @@ class ReadoutPredictive:
             noise, loc = self._shapes.noise_scale.shape, self._shapes.loc.shape
             if len(noise) == len(loc) and noise[0] == loc[0] > 1 and loc[:1] not in lengths:
                 error.add_note(
-                    f"The noise of observed site {self._way.observed!r} is by row, for the {loc[0]} rows of the fit: "
-                    "make that of the rows to predict an argument of the model, and pass it."
+                    f"The noise of observed site {self._predictor.observed!r} is by row, for the {loc[0]} rows of the "
+                    "fit: make that of the rows to predict an argument of the model, and pass it."
                 )
 
 
-def _refuse_nonfinite(what: str, is_finite: np.ndarray) -> None:
+def _refuse_nonfinite(quantity: str, is_finite: np.ndarray) -> None:
     lost = np.flatnonzero(~is_finite)
     if lost.size == is_finite.size:
         raise FloatingPointError(
-            f"no {what} are finite, of any draw: look for NaN or infinity among the inputs. If there is none, "
+            f"no {quantity} are finite, of any draw: look for NaN or infinity among the inputs. If there is none, "
             f"{NOISE_TOO_SMALL}, float64; use a larger noise."
         )
     if lost.size:
         named = ", ".join(map(str, lost[:_NUM_NAMED])) + (", ..." if lost.size > _NUM_NAMED else "")
         which = f"draw {named}" if lost.size == 1 else f"{lost.size} draws ({named})"
         raise FloatingPointError(
-            f"{what} of {which} of {is_finite.size} are not finite: {NOISE_TOO_SMALL}, float64, or a draw is not "
+            f"{quantity} of {which} of {is_finite.size} are not finite: {NOISE_TOO_SMALL}, float64, or a draw is not "
             "finite itself. Use a larger noise, or leave these draws out."
         )
 

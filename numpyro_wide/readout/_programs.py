@@ -1,4 +1,4 @@
-"""Functions of arrays as traced programs, of which any results are computed, and asked what they depend on."""
+"""Traced programs of functions of arrays: any of their results, and the arguments that these depend on."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

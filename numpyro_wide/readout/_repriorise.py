@@ -22,7 +22,7 @@ from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.readout._model import (
     Model,
     ReadoutModel,
-    SeenSites,
+    SiteRecorder,
     base_name,
     normal_parameters,
     refuse_given_readout,
@@ -169,10 +169,10 @@ class RepriorisedModel(ReadoutModel):
         targets: Any = arguments[self.targets]
         noise_scale: Any = self.noise_scale
         if isinstance(self.surrogate, Surrogate):
-            num_fitted, given = len(self.surrogate.targets), np.shape(targets)
-            if given[:1] != (num_fitted,):
+            num_fitted, shape = len(self.surrogate.targets), np.shape(targets)
+            if shape[:1] != (num_fitted,):
                 raise ValueError(
-                    f"the surrogate was fitted to {num_fitted} rows, but {self.targets!r} has the shape {given}; fit "
+                    f"the surrogate was fitted to {num_fitted} rows, but {self.targets!r} has the shape {shape}; fit "
                     "it to these observations, and predict with the unwrapped model."
                 )
             targets, noise_scale = self.surrogate
@@ -271,7 +271,7 @@ def repriorise(
     return RepriorisedModel(fn, readout, features, variant, targets=targets, **options)
 
 
-class _WholeData(SeenSites):
+class _WholeData(SiteRecorder):
     """Handler that keeps the values of all sites, hides the features from outer handlers, and refuses minibatches."""
 
     def __init__(self, hidden: str, base: str):
@@ -280,7 +280,7 @@ class _WholeData(SeenSites):
         self.plate_sizes: dict[Any, set[int]] = {}  # of the plates that each site stands in
 
     def postprocess_message(self, msg: dict) -> None:
-        self.plate_sizes[self.begun[-1]] = {frame.size for frame in msg.get("cond_indep_stack", [])}
+        self.plate_sizes[self.open_sites[-1]] = {frame.size for frame in msg.get("cond_indep_stack", [])}
         super().postprocess_message(msg)
 
     def process_message(self, msg: dict) -> None:

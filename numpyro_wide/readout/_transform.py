@@ -75,12 +75,12 @@ class ReadoutTransform(Transform):
 
 def base_transforms(sites: Sites) -> dict[str, ReadoutTransform]:
     """Return the maps of the repriorised readouts among a run's sites, by the name of the base site."""
-    found = {}  # a base site is told by its distribution, for a model may repriorise readouts inside of it
+    by_base = {}  # base sites are known by their distributions: a model may repriorise readouts itself
     for name, site in sample_sites(sites).items():
         for transform in getattr(site["fn"], "transforms", []):
             if isinstance(transform.inv, ReadoutTransform):
-                found[name] = transform.inv
-    return found
+                by_base[name] = transform.inv
+    return by_base
 
 
 def weights_of_run(sites: Sites) -> Draws:

@@ -26,7 +26,7 @@ from numpyro_wide._checks import (
 from numpyro_wide._compile import over_chains, run_program, split
 from numpyro_wide._traces import Sites, latent_sites, unwrap
 
-_NUM_STRETCHES = 50  # of the progress bar
+_NUM_UPDATES = 50  # of the progress bar
 
 
 def init_to_optimum(
@@ -83,17 +83,17 @@ def init_to_optimum(
 
     def start(rng_key: Array, data: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the free and the held values of a first position."""
-        given = {} if isinstance(hold, str) else {name: jnp.asarray(value, float) for name, value in hold.items()}
+        fixed = {} if isinstance(hold, str) else {name: jnp.asarray(value, float) for name, value in hold.items()}
 
-        def chosen(site: dict) -> Any:
+        def initial_value(site: dict) -> Any:
             name, shape = site["name"], site["fn"].shape() if site["type"] == "sample" else ()
-            if name in given and given[name].shape != shape:
-                raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {given[name].shape}.")
-            return given[name] if name in given else init_strategy(site)
+            if name in fixed and fixed[name].shape != shape:
+                raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {fixed[name].shape}.")
+            return fixed[name] if name in fixed else init_strategy(site)
 
         args, kwargs = arguments(data)
-        sites = trace(substitute(seed(model, rng_key), substitute_fn=chosen)).get_trace(*args, **kwargs)
-        held = _medians(sites, hold) if isinstance(hold, str) else given
+        sites = trace(substitute(seed(model, rng_key), substitute_fn=initial_value)).get_trace(*args, **kwargs)
+        held = _medians(sites, hold) if isinstance(hold, str) else fixed
         check_names_known("hold", held, latent_sites(sites), kind="latent site")
         z = {
             name: biject_to(site["fn"].support).inv(held.get(name, site["value"]))
@@ -108,8 +108,8 @@ def init_to_optimum(
     free, held = run_program(lambda keys, data: jax.lax.map(lambda key: start(key, data), keys), keys, data, quick=True)
     if not free:
         raise ValueError("hold names every latent site, so that there is nothing to optimise.")
-    found = {**_descend(potential, free, (held, data), num_steps, step_size, progress_bar), **held}
-    return found if num_chains > 1 else {name: value[0] for name, value in found.items()}
+    positions = {**_descend(potential, free, (held, data), num_steps, step_size, progress_bar), **held}
+    return positions if num_chains > 1 else {name: value[0] for name, value in positions.items()}
 
 
 def _medians(sites: Sites, hold: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _medians(sites: Sites, hold: str) -> dict[str, Any]:
 def _descend(
     potential: Callable,
     free: dict[str, Array],
-    rest: tuple[Any, list[Any]],
+    arguments: tuple[Any, list[Any]],
     num_steps: int,
     step_size: float,
     progress_bar: bool,
@@ -161,17 +161,17 @@ def _descend(
         best, least = jnp.where(is_best, position, best), jnp.where(is_best, energy, least)
         return position + update, adam_state, best, least
 
-    def stretch(states: tuple, held: Any, data: list[Any], length: Array) -> tuple:
-        def one(state: tuple, held: Any) -> tuple:
+    def take_steps(states: tuple, held: Any, data: list[Any], length: Array) -> tuple:
+        def descend(state: tuple, held: Any) -> tuple:
             return jax.lax.fori_loop(0, length, lambda _, state: step(state, held, data), state)
 
-        return over_chains(one)(states, held)
+        return over_chains(descend)(states, held)
 
     states = run_program(jax.vmap(begin), free, quick=True)
-    lengths = np.diff(np.linspace(0, num_steps, min(num_steps, _NUM_STRETCHES) + 1).astype(np.int32))
+    lengths = np.diff(np.linspace(0, num_steps, min(num_steps, _NUM_UPDATES) + 1).astype(np.int32))
     with progress(total=num_steps, desc="optimise", shown=progress_bar) as bar:
         for length in lengths:
-            states = run_program(stretch, states, *rest, length)
+            states = run_program(take_steps, states, *arguments, length)
             bar.set_postfix_str(f"U from {np.min(states[3]):.4g} to {np.max(states[3]):.4g}", refresh=False)
             bar.update(length)
     lost = np.flatnonzero(~np.isfinite(states[3]))

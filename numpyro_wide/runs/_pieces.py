@@ -63,7 +63,7 @@ class StoredDraws:
     def _get(self, group: str, group_by_chain: bool) -> Draws:
         if group not in self._mapped:
             self._mapped[group] = {
-                name.removeprefix(group): _as_made(_mapped(self.folder, name, self._ends, checksums))
+                name.removeprefix(group): _from_stored(_mapped(self.folder, name, self._ends, checksums))
                 for name, checksums in self._checksums.items()
                 if name.startswith(group)
             }
@@ -132,11 +132,11 @@ def run_in_pieces(
     # Kernels with a potential function always ask for a position.
     options = {"extra_fields": tuple(extra_fields), "init_params": init_params}
     shown = mcmc.progress_bar
-    like, identity = _identify(mcmc, rng_key, model_args, model_kwargs, **options)
+    template, identity = _identify(mcmc, rng_key, model_args, model_kwargs, **options)
     with sole_use(folder), progress(total=total, desc="sample", shown=progress_bar) as bar:
         try:
             if (folder / _STATE).exists():
-                state, ends, checksums = _resume(folder, like, identity)
+                state, ends, checksums = _resume(folder, template, identity)
                 if ends[-1] < total and (total - ends[-1]) % size:
                     raise ValueError(f"pieces of {size} do not lead from the {ends[-1]} draws in {folder} to {total}.")
                 bar.update(min(ends[-1], total))
@@ -150,7 +150,7 @@ def run_in_pieces(
                 mcmc.run(state.rng_key, *model_args, **options, **model_kwargs)
                 state = mcmc.last_state
                 groups = {"samples": mcmc.get_samples(True), "extra_fields": mcmc.get_extra_fields(True)}
-                arrays = {f"{group}/{name}": x for group, found in groups.items() for name, x in found.items()}
+                arrays = {f"{group}/{name}": x for group, fields in groups.items() for name, x in fields.items()}
                 # Draws first: an uncounted piece is drawn again.
                 for name, draws in arrays.items():
                     checksums.setdefault(name, []).append(_append(_path(folder, name), draws, ends[-1], total))
@@ -183,19 +183,19 @@ def _append(path: Path, draws: Any, start: int, total: int) -> int:
     """Write draws, (chain, draw, ...), to their places in a file with room for ``total``; return their checksum."""
     array = _as_stored(draws)
     end = start + array.shape[1]
-    with _room_needed_at(path):
-        before = np.load(path, mmap_mode="r") if start else array[:, :0]
-        if not start or before.shape[1] < end:
+    with _without_unfinished(path):
+        existing = np.load(path, mmap_mode="r") if start else array[:, :0]
+        if not start or existing.shape[1] < end:
             unfinished = path.with_name(path.name + ".unfinished")
             shape = (array.shape[0], max(end, total), *array.shape[2:])
-            whole = np.lib.format.open_memmap(unfinished, "w+", array.dtype, shape)
-            whole[:, :start] = before[:, :start]
-            whole.flush()
+            mapped = np.lib.format.open_memmap(unfinished, "w+", array.dtype, shape)
+            mapped[:, :start] = existing[:, :start]
+            mapped.flush()
             os.replace(unfinished, path)
-        whole = np.load(path, mmap_mode="r")
+        mapped = np.load(path, mmap_mode="r")
         with path.open("r+b") as file:  # a map would end the process where the disk is full
             for chain, values in enumerate(array):
-                file.seek(whole.offset + (chain * whole.shape[1] + start) * array[:1, :1].nbytes)
+                file.seek(mapped.offset + (chain * mapped.shape[1] + start) * array[:1, :1].nbytes)
                 file.write(values.tobytes())
             file.flush()
             os.fsync(file.fileno())  # against a loss of power
@@ -203,7 +203,7 @@ def _append(path: Path, draws: Any, start: int, total: int) -> int:
 
 
 def _mapped(folder: Path, name: str, ends: list[int], checksums: list[int]) -> np.ndarray:
-    """Map the draws of a file, (chain, draw, ...), once they are seen to be those that were written."""
+    """Map the draws of a file, (chain, draw, ...), and refuse them unless their checksums are those written."""
     path = _path(folder, name)
     try:
         draws = np.load(path, mmap_mode="r")[:, : ends[-1]]
@@ -216,8 +216,8 @@ def _mapped(folder: Path, name: str, ends: list[int], checksums: list[int]) -> n
 
 
 @contextmanager
-def _room_needed_at(path: Path) -> Iterator[None]:
-    """Leave no unfinished file where one cannot be written, and say what to do."""
+def _without_unfinished(path: Path) -> Iterator[None]:
+    """Remove the unfinished file where one cannot be written, and say what to do."""
     try:
         yield
     except OSError as error:
@@ -233,7 +233,7 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write a file of arrays, as a whole or not at all."""
     unfinished = path.with_name(path.name + ".unfinished")
     stored: Any = {name: _as_stored(array) for name, array in arrays.items()}
-    with _room_needed_at(path):
+    with _without_unfinished(path):
         with unfinished.open("wb") as file:
             np.savez(file, **stored)
             file.flush()
@@ -245,7 +245,7 @@ def read(path: Path) -> Draws:
     """Read the arrays of a file."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
-            return {name: _as_made(file[name]) for name in file}
+            return {name: _from_stored(file[name]) for name in file}
     except Exception as error:  # of archives or arrays
         raise _damaged(path, type(error).__name__) from error
 
@@ -269,7 +269,7 @@ def _as_stored(leaf: Any) -> np.ndarray:
     return array.view([(array.dtype.name, f"u{array.dtype.itemsize}")]) if array.dtype.kind == "V" else array
 
 
-def _as_made(array: np.ndarray) -> np.ndarray:
+def _from_stored(array: np.ndarray) -> np.ndarray:
     return array.view(jnp.dtype(array.dtype.names[0])) if array.dtype.names else array
 
 
@@ -279,33 +279,33 @@ def _is_key(leaf: Any) -> bool:
 
 def _save(folder: Path, state: Any, ends: list[int], checksums: Checksums, identity: dict[str, str]) -> None:
     """Write the state of the chains, and the ends and checksums of the pieces before it."""
-    places = jax.tree.leaves_with_path(state)
-    leaves = {f"state{jax.tree_util.keystr(place)}": leaf for place, leaf in places}
+    leaves_with_path = jax.tree.leaves_with_path(state)
+    leaves = {f"state{jax.tree_util.keystr(key_path)}": leaf for key_path, leaf in leaves_with_path}
     texts = {"identity": json.dumps(identity), "checksums": json.dumps(checksums)}
     write(folder / _STATE, {**texts, "ends": np.asarray(ends, np.int64), **leaves})
 
 
-def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, list[int], Checksums]:
+def _resume(folder: Path, template: Any, identity: dict[str, str]) -> tuple[Any, list[int], Checksums]:
     """Read the state, and the ends and checksums of the pieces, unless of another run."""
     path = folder / _STATE
     stored = read(path)
-    before = json.loads(str(_entry(path, stored, "identity")))
-    differing = [name for name in identity if before.get(name) != identity[name]]
+    stored_identity = json.loads(str(_entry(path, stored, "identity")))
+    differing = [name for name in identity if stored_identity.get(name) != identity[name]]
     if differing:
         raise ValueError(
             f"the folder {folder} is of a run with another {differing[0]}, so that its draws would be a mixture; pass "
             "the same one, or another folder."
         )
-    places, structure = jax.tree_util.tree_flatten_with_path(like)
-    leaves = [_like(leaf, stored[f"state{jax.tree_util.keystr(place)}"]) for place, leaf in places]
+    leaves_with_path, structure = jax.tree_util.tree_flatten_with_path(template)
+    leaves = [_as_leaf(leaf, stored[f"state{jax.tree_util.keystr(key_path)}"]) for key_path, leaf in leaves_with_path]
     ends, checksums = stored["ends"].tolist(), json.loads(str(_entry(path, stored, "checksums")))
     for name in checksums:
         _mapped(folder, name, ends, checksums[name])
     return jax.tree.unflatten(structure, leaves), ends, checksums
 
 
-def _like(leaf: Any, numbers: np.ndarray) -> Array:
-    array = jnp.asarray(numbers)
+def _as_leaf(leaf: Any, values: np.ndarray) -> Array:
+    array = jnp.asarray(values)
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else array
 
 
@@ -318,12 +318,12 @@ def _identify(
     num_chains, is_vectorised = mcmc.num_chains, mcmc.chain_method == "vectorized"
     keys = rng_key if num_chains == 1 else jax.random.split(rng_key, num_chains)
     if num_chains == 1 or is_vectorised:
-        state = one = sampler.init(keys, mcmc.num_warmup, init_params, args, kwargs)
+        state = chain_state = sampler.init(keys, mcmc.num_warmup, init_params, args, kwargs)
     else:
-        first = jax.tree.map(lambda leaf: leaf[0], init_params)
-        one = sampler.init(keys[0], mcmc.num_warmup, first, args, kwargs)
-        state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_chains, *jnp.shape(leaf))), one)
-    position = operator.attrgetter(sampler.sample_field)(one)
+        chain_params = jax.tree.map(lambda leaf: leaf[0], init_params)
+        chain_state = sampler.init(keys[0], mcmc.num_warmup, chain_params, args, kwargs)
+        state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_chains, *jnp.shape(leaf))), chain_state)
+    position = operator.attrgetter(sampler.sample_field)(chain_state)
     if num_chains > 1 and is_vectorised:
         position = jax.tree.map(lambda leaf: leaf[0], position)
     # As text: sites of the same shape may be computed otherwise.
@@ -336,7 +336,7 @@ def _identify(
                 "as 'adapt_state.step_size', or store jax.random.key_data of a key."
             )
     # Data are known, as in MCMC: models may look at them.
-    step = jax.jit(lambda state: sampler.sample(state, args, kwargs)).lower(one)
+    step = jax.jit(lambda state: sampler.sample(state, args, kwargs)).lower(chain_state)
     settings = mcmc.num_warmup, num_chains, mcmc.thinning, init_params
     return state, {
         "rng_key": _hash(rng_key),
@@ -352,15 +352,15 @@ def _identify(
 
 def _hash(value: Any) -> str:
     """Hash the numbers, arrays, names and kernels in a tree; of anything else, the type."""
-    return sha256(b"\n".join(_parts(value))).hexdigest()
+    return sha256(b"\n".join(_hashed_bytes(value))).hexdigest()
 
 
-def _parts(value: Any) -> Iterator[bytes]:
+def _hashed_bytes(value: Any) -> Iterator[bytes]:
     leaves, structure = jax.tree.flatten(value)
     yield re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode()
     for leaf in leaves:
         if isinstance(leaf, MCMCKernel):
-            yield from _parts(vars(leaf))
+            yield from _hashed_bytes(vars(leaf))
         elif isinstance(leaf, _PLAIN):
             array = _as_stored(leaf)
             yield f"{array.dtype} {array.shape} ".encode() + array.tobytes()

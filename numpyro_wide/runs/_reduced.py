@@ -75,9 +75,9 @@ class ReducedKernel:
                 raise ValueError(f"draws must be dictionaries of sites to be reduced, but are {type(sites).__name__}.")
             check_names_known("drop", self.drop, sites)
             stored = {name: value for name, value in sites.items() if name not in self.drop}
-            taken = [name for name in self.functions if name in stored]
-            if taken:
-                raise ValueError(f"functions has {listing(taken)}, the name of a stored site; choose another name.")
+            clashing = [name for name in self.functions if name in stored]
+            if clashing:
+                raise ValueError(f"functions has {listing(clashing)}, the name of a stored site; choose another name.")
             return {**stored, **{name: function(sites) for name, function in self.functions.items()}}
 
         return to_stored

@@ -29,10 +29,10 @@ def angle_of(y: Array, x: Array) -> Array:
     square, total = ratio**2, jnp.zeros_like(ratio)
     for coefficient in _coefficients(ratio.dtype.itemsize):
         total = total * square + coefficient
-    found = ratio * total + jnp.where(is_steep, np.pi / 4, 0.0)
-    found = jnp.where(across > along, np.pi / 2 - found, found)
-    found = jnp.where(x < 0, np.pi - found, found)
-    return jnp.where(y < 0, -found, found)
+    angle = ratio * total + jnp.where(is_steep, np.pi / 4, 0.0)
+    angle = jnp.where(across > along, np.pi / 2 - angle, angle)
+    angle = jnp.where(x < 0, np.pi - angle, angle)
+    return jnp.where(y < 0, -angle, angle)
 
 
 @angle_of.defjvp
@@ -48,10 +48,10 @@ def _coefficients(num_bytes: int) -> tuple[float, ...]:
     """Return arctan(r) / r as a polynomial of r² up to r = tan(π/8), highest degree first."""
     degrees = np.arange(40)
     series = np.polynomial.Polynomial((-1.0) ** degrees / (2 * degrees + 1))
-    found = series.convert(kind=np.polynomial.Chebyshev, domain=[0, _EIGHTH**2]).truncate(
+    chebyshev = series.convert(kind=np.polynomial.Chebyshev, domain=[0, _EIGHTH**2]).truncate(
         _ARCTANGENT_DEGREES[num_bytes] + 1
     )
-    return tuple(found.convert(kind=np.polynomial.Polynomial).coef[::-1].tolist())
+    return tuple(chebyshev.convert(kind=np.polynomial.Polynomial).coef[::-1].tolist())
 
 
 Dual = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
@@ -78,9 +78,9 @@ class ClosedForm(NamedTuple):
         product, slope = self.dual(variance, variance, variance, jnp.zeros_like(variance))
         return Moments(variance, product, slope, jnp.zeros((), variance.dtype))
 
-    def pairs(self, one: Moments, other: Moments, covariance: Array, determinant: Array) -> tuple[Array, Array]:
+    def pairs(self, left: Moments, right: Moments, covariance: Array, determinant: Array) -> tuple[Array, Array]:
         """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)]."""
-        return self.dual(one.variance, other.variance, covariance, determinant)
+        return self.dual(left.variance, right.variance, covariance, determinant)
 
 
 def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:
@@ -160,35 +160,35 @@ class HermiteSeries:
 
     def moments(self, variance: Array) -> Moments:
         """Return the moments at single inputs, of variances (n, ...)."""
-        nodes, weights, basis = (jnp.asarray(part, variance.dtype) for part in _rule())
+        nodes, weights, basis = (jnp.asarray(array, variance.dtype) for array in _rule())
         basis = basis[self._first :: self._stride]
         root = jnp.where(variance > 0, _root(variance), 0)
         values, slopes = self._with_slope(root[..., None] * jnp.expand_dims(nodes, range(root.ndim)))
         at_zero, slope_at_zero = self._with_slope(jnp.zeros((), variance.dtype))
-        average = lambda numbers: jnp.matmul(numbers, weights, precision="highest")  # noqa: E731
+        average = lambda samples: jnp.matmul(samples, weights, precision="highest")  # noqa: E731
         product, slope = average(values**2), average(slopes**2)
         # Without φ(0), against rounding of small coefficients.
         coefficients = jnp.moveaxis(jnp.matmul(values - at_zero, basis.T, precision="highest"), -1, 0)
         if not self._first:
             coefficients = coefficients.at[0].add(at_zero)
         degrees = jnp.expand_dims(jnp.arange(self._first, _DEGREES, self._stride), range(1, coefficients.ndim))
-        left_out = product - jnp.sum(coefficients**2, axis=0)
-        slope_left_out = variance * slope - jnp.sum(degrees.astype(variance.dtype) * coefficients**2, axis=0)
-        error = jnp.maximum(_share(left_out, product), _share(slope_left_out, variance * slope))
+        omitted = product - jnp.sum(coefficients**2, axis=0)
+        slope_omitted = variance * slope - jnp.sum(degrees.astype(variance.dtype) * coefficients**2, axis=0)
+        error = jnp.maximum(_share(omitted, product), _share(slope_omitted, variance * slope))
         return Moments(variance, product, slope, jnp.max(error), coefficients, slope_at_zero)
 
-    def pairs(self, one: Moments, other: Moments, covariance: Array, _: Array) -> tuple[Array, Array]:
+    def pairs(self, left: Moments, right: Moments, covariance: Array, _: Array) -> tuple[Array, Array]:
         """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)]."""
-        alive = (one.variance > 0) & (other.variance > 0)
-        root = jnp.where(alive, _root(one.variance) * _root(other.variance), 1)
+        alive = (left.variance > 0) & (right.variance > 0)
+        root = jnp.where(alive, _root(left.variance) * _root(right.variance), 1)
         cosine = covariance / root
         argument = cosine if self._stride == 1 else cosine**2
-        value, derivative = _horner(one.coefficients, other.coefficients, argument)
+        value, derivative = _horner(left.coefficients, right.coefficients, argument)
         if self._stride == 2:
             derivative = 2 * cosine * derivative
         if self._first:
             value, derivative = cosine * value, value + cosine * derivative
-        at_zero = self._mean_slope(one) * self._mean_slope(other)
+        at_zero = self._mean_slope(left) * self._mean_slope(right)
         return value, jnp.where(alive, derivative / root, at_zero)
 
     def _with_slope(self, u: Array) -> tuple[Array, Array]:
@@ -199,14 +199,14 @@ class HermiteSeries:
     def _mean_slope(self, moments: Moments) -> Array:
         """Return E[φ'(u)], the coefficient of degree 1 over √a."""
         alive = moments.variance > 0
-        of_degree_1 = jnp.zeros_like(moments.variance)
+        linear_coefficient = jnp.zeros_like(moments.variance)
         if self._stride == 1 or self._first:
-            of_degree_1 = moments.coefficients[1 - self._first]
-        return jnp.where(alive, of_degree_1 / _root(moments.variance), moments.slope_at_zero)
+            linear_coefficient = moments.coefficients[1 - self._first]
+        return jnp.where(alive, linear_coefficient / _root(moments.variance), moments.slope_at_zero)
 
 
-def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
-    """Return Σ_k one_k other_k t^k and its derivative by t = ``argument``."""
+def _horner(first: Array, second: Array, argument: Array) -> tuple[Array, Array]:
+    """Return Σ_k a_k b_k t^k and its derivative by t = ``argument``, for a = ``first`` and b = ``second``."""
 
     def add(carried: tuple[Array, Array], coefficients: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         value, derivative = carried
@@ -215,7 +215,7 @@ def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
             value = value * argument + left * right
         return (value, derivative), None
 
-    chunks = [leaf.reshape(-1, _CHUNK, *leaf.shape[1:]) for leaf in (one, other)]
+    chunks = [leaf.reshape(-1, _CHUNK, *leaf.shape[1:]) for leaf in (first, second)]
     zeros = jnp.zeros_like(argument)
     # A gradient keeps the values between chunks alone.
     return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), (zeros, zeros), chunks, reverse=True)[0]
@@ -236,8 +236,8 @@ def _parity(function: Callable[[Array], Array]) -> tuple[int, int]:
     """Return the first degree with a coefficient, and the stride; (1, 2) of an odd function."""
     nodes = np.linspace(0.01, 7, 200)
     with jax.ensure_compile_time_eval():
-        both = jax.jit(lambda u: jnp.stack([function(u), function(-u), function(0 * u)]))(jnp.asarray(nodes))
-    positive, negative, zero = np.asarray(both)
+        stacked = jax.jit(lambda u: jnp.stack([function(u), function(-u), function(0 * u)]))(jnp.asarray(nodes))
+    positive, negative, zero = np.asarray(stacked)
     if np.array_equal(positive, -negative) and not zero.any():
         return 1, 2
     return (0, 2) if np.array_equal(positive, negative) else (0, 1)
@@ -248,10 +248,10 @@ def _root(variance: Array) -> Array:
     return jnp.sqrt(jnp.where(variance > 0, variance, 1))
 
 
-def _share(part: Array, whole: Array) -> Array:
-    """Return a part's share of its whole, without a derivative."""
-    part, whole = jax.lax.stop_gradient((part, whole))
-    return jnp.where(whole > 0, jnp.abs(part) / jnp.where(whole > 0, whole, 1), 0)
+def _share(remainder: Array, total: Array) -> Array:
+    """Return the remainder's share of the total, without a derivative."""
+    remainder, total = jax.lax.stop_gradient((remainder, total))
+    return jnp.where(total > 0, jnp.abs(remainder) / jnp.where(total > 0, total, 1), 0)
 
 
 Activation = str | Callable[[Array], Array]

@@ -54,7 +54,7 @@ def empirical_ntk(
         raise ValueError(
             f"the network must return one row for each of the {len(x1)} rows of x, (n,) or (n, k), but gave {output}."
         )
-    others = x1 if x2 is None else x2
+    inputs2 = x1 if x2 is None else x2
     pattern = "ikp,jkp->ji" if average_outputs else "ikp,jlp->jikl"
     jacobian = jax.jacrev(lambda p, row: jnp.atleast_1d(f(p, row[None])[0]))
 
@@ -68,11 +68,11 @@ def empirical_ntk(
 
         def columns(start: Array | int, size: int) -> Array:
             is_shared = x2 is None and size == len(x1)
-            right = left if is_shared else jacobians(take_rows(others, start, size))
+            right = left if is_shared else jacobians(take_rows(inputs2, start, size))
             terms = [jnp.einsum(pattern, *pair, precision="highest") for pair in zip(left, right, strict=True)]
             return sum(terms[1:], start=terms[0])
 
-        return jnp.moveaxis(in_row_blocks(columns, len(others), block_size), 1, 0)
+        return jnp.moveaxis(in_row_blocks(columns, len(inputs2), block_size), 1, 0)
 
     kernel = in_row_blocks(rows, len(x1), block_size)
     num_outputs = shape[1] if len(shape) == 2 else 1

@@ -94,26 +94,26 @@ _MOST = 5  # of them above the bound's own
 def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the logarithms with the best readout's scale, and its mean log probability of a label."""
     place = bound.problem.place("readout_w_std")
-    spread, tried = bound.problem.spreads[place], []
+    spread, candidates = bound.problem.spreads[place], []
     for step in range(-1, _MOST + 1):
-        moved = logarithms.copy()
-        moved[place] = np.clip(moved[place] + step * _STEP, -BOUND * spread, BOUND * spread)
-        score = float(np.mean(left_out(bound.problem.gram(moved), bound.observations, _NUM_FOLDS)))
-        tried.append((score * len(bound.problem.inputs) - 0.5 * (moved[place] / spread) ** 2, moved, score))
-    _, logarithms, score = max(tried, key=lambda one: one[0])
+        shifted = logarithms.copy()
+        shifted[place] = np.clip(shifted[place] + step * _STEP, -BOUND * spread, BOUND * spread)
+        score = float(np.mean(left_out(bound.problem.gram(shifted), bound.observations, _NUM_FOLDS)))
+        candidates.append((score * len(bound.problem.inputs) - 0.5 * (shifted[place] / spread) ** 2, shifted, score))
+    _, logarithms, score = max(candidates, key=lambda candidate: candidate[0])
     return logarithms, score
 
 
 def left_out(gram: np.ndarray, observations: Observations, num_folds: int) -> np.ndarray:
     """Return the log probability of each label (n,) given the other folds, (n,)."""
-    labels, found = observations.values.astype(int), np.empty(len(observations.values))
-    for kept, out in folds_of(labels, np.arange(len(labels)), num_folds):
-        known, cross, prior = gram[np.ix_(kept, kept)], gram[np.ix_(out, kept)], np.diagonal(gram)[out]
-        processes = observations[kept].processes(known)
-        probs = observations[out].predicted([process.moments(cross, prior) for process in processes])
+    labels, log_probs = observations.values.astype(int), np.empty(len(observations.values))
+    for train, test in folds_of(labels, np.arange(len(labels)), num_folds):
+        gram_train, cross, prior = gram[np.ix_(train, train)], gram[np.ix_(test, train)], np.diagonal(gram)[test]
+        processes = observations[train].processes(gram_train)
+        probs = observations[test].predicted([process.moments(cross, prior) for process in processes])
         probs = probs if probs.ndim == 2 else np.stack([1 - probs, probs], axis=1)
-        found[out] = np.log(np.maximum(probs[np.arange(len(out)), labels[out]], 1e-300))
-    return found
+        log_probs[test] = np.log(np.maximum(probs[np.arange(len(test)), labels[test]], 1e-300))
+    return log_probs
 
 
 _MOST_COMPARED = 1000  # rows whose labels are left out, one by one
@@ -218,8 +218,8 @@ def fit(
     if labels == "auto":
         # Of two classes, for probabilities of one shape.
         as_classes = {"likelihood": "categorical", "num_classes": 2} if likelihood == "bernoulli" else {}
-        both = [fit(**arguments | {"labels": "codes"}), fit(**arguments | as_classes | {"labels": "logits"})]
-        return max(both, key=lambda one: float(np.mean(np.asarray(one.held_out))))
+        candidates = [fit(**arguments | {"labels": "codes"}), fit(**arguments | as_classes | {"labels": "logits"})]
+        return max(candidates, key=lambda candidate: float(np.mean(np.asarray(candidate.held_out))))
     check_known("wide_limit.fit chooses by numbers")
     check_finite("x", x)
     check_finite("y", y)
@@ -275,38 +275,38 @@ def fit(
             problems = _problems(structures, _several(activation), depth, order, by_column, options)
         else:
             pairs = itertools.product(_several(network), by_column)
-            problems = [_of_network(one, by_input=bool(choice), **options) for one, choice in pairs]
+            problems = [_network_problem(module, by_input=bool(choice), **options) for module, choice in pairs]
         if not problems:
             raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
         if is_of_classes and any(isinstance(problem, AdditiveProblem) for problem in problems):
             raise ValueError("additive networks are fitted to numbers, not to labels; pass structure='dense'.")
-        known: dict[str, Any] = {"inputs": inputs, "targets": targets}
-        known |= {"likelihood": likelihood, "parameters": parameters}
-        tried = _shown(problems, progress_bar)
+        data: dict[str, Any] = {"inputs": inputs, "targets": targets}
+        data |= {"likelihood": likelihood, "parameters": parameters}
+        queue = _with_progress(problems, progress_bar)
         if is_of_codes:
             count: Any = parameters.get("num_classes", 2)
-            most = _MOST_COMPARED if network is None else num_rows  # kernels of images take long
-            chosen = fit_labels(tried, targets.astype(int), int(count), most, num_rows, num_restarts, random)
-            found = WideLimitFit(**chosen, **known)
-            _warn_of_copies(found)
-            return found
+            max_rows = _MOST_COMPARED if network is None else num_rows  # kernels of images take long
+            label_fields = fit_labels(queue, targets.astype(int), int(count), max_rows, num_rows, num_restarts, random)
+            fitted = WideLimitFit(**label_fields, **data)
+            _warn_of_copies(fitted)
+            return fitted
         fits = []
-        for problem in tried:
+        for problem in queue:
             objective = Bound(problem, observations) if observations else Evidence(problem, targets)
             fits.append((*fit_scales(objective, rows, num_restarts, random), problem))
-        fits.sort(key=lambda one: -one[1].get("held_out", one[1]["log_marginal"]))
+        fits.sort(key=lambda entry: -entry[1].get("held_out", entry[1]["log_marginal"]))
         fields, row, logarithms, problem = fits[0]
         if observations and "held_out" in row:
-            known["held_out"] = left_out(problem.gram(logarithms), observations, _MANY_FOLDS)
-        found = WideLimitFit(**fields, table=[row for _, row, *_ in fits], offset=offset, **known)
+            data["held_out"] = left_out(problem.gram(logarithms), observations, _MANY_FOLDS)
+        fitted = WideLimitFit(**fields, table=[row for _, row, *_ in fits], offset=offset, **data)
         if scales == "integrated":
             posterior = ScalePosterior(Evidence(problem, targets), targets, logarithms)
-            found = found.over(problem, draw_scales(posterior, random, progress_bar))
+            fitted = fitted.over(problem, draw_scales(posterior, random, progress_bar))
         if is_normal:
             process = Conditioned(problem.covariance(logarithms), targets.reshape(len(targets), -1))
-            _warn_of_copies(found)
-            _warn_of_far_rows(found, process.targets - process.left_out)
-    return found
+            _warn_of_copies(fitted)
+            _warn_of_far_rows(fitted, process.targets - process.left_out)
+    return fitted
 
 
 _STRUCTURES = ("dense", "additive", "both")
@@ -343,15 +343,15 @@ def _problems(
     return problems
 
 
-def _of_network(network: Any, **options: Any) -> ScaleProblem:
+def _network_problem(network: Any, **options: Any) -> ScaleProblem:
     """Return the problem of a network."""
     from numpyro_wide.nn._additive import AdditiveNetwork  # with flax, loaded late
 
-    kind = AdditiveProblem if isinstance(network, AdditiveNetwork) else ScaleProblem
-    return kind.of_network(network, **options)
+    problem_type = AdditiveProblem if isinstance(network, AdditiveNetwork) else ScaleProblem
+    return problem_type.of_network(network, **options)
 
 
-def _shown(problems: Sequence[ScaleProblem], progress_bar: bool) -> Iterator[ScaleProblem]:
+def _with_progress(problems: Sequence[ScaleProblem], progress_bar: bool) -> Iterator[ScaleProblem]:
     """Yield problems under a bar that names the one in work."""
     with progress(total=len(problems), shown=progress_bar, leave=False, desc="infinite networks") as bar:
         for problem in problems:
@@ -380,9 +380,9 @@ def _check_labels(labels: np.ndarray, has_offset: bool) -> None:
         raise ValueError("an offset is of logits, and codes have none; drop the offset, or pass labels='logits'.")
 
 
-def _several(given: Any) -> Sequence[Any]:
+def _several(choices: Any) -> Sequence[Any]:
     """Return one or several choices as several."""
-    return [given] if callable(given) or np.ndim(given) == 0 else list(given)
+    return [choices] if callable(choices) or np.ndim(choices) == 0 else list(choices)
 
 
 _SMALL_NOISE = 0.1  # of the targets' root mean square
@@ -405,39 +405,40 @@ def far_rows(targets: np.ndarray, residuals: np.ndarray) -> list[tuple[int, int,
         rows = np.argsort(-distance)[:few]
         share = np.sum(distance[rows] ** 2) / max(np.sum(distance**2), np.finfo(float).tiny)
         bound = max(_FAR * 1.4826 * np.median(distance), _FAR_OF_TARGETS * np.std(np.delete(target, rows)))
-        found = [(int(row), column, float(distance[row])) for row in rows if distance[row] > bound]
-        if share > 0.5 and found:
-            return found
+        far = [(int(row), column, float(distance[row])) for row in rows if distance[row] > bound]
+        if share > 0.5 and far:
+            return far
     return []
 
 
-def _warn_of_far_rows(found: WideLimitFit, residuals: np.ndarray) -> None:
+def _warn_of_far_rows(fitted: WideLimitFit, residuals: np.ndarray) -> None:
     """Warn if few rows hold most of the squared leave-one-out residuals, (n, k), and lie far out."""
-    if far := far_rows(found.targets, residuals):
+    if far := far_rows(fitted.targets, residuals):
         row, column, distance = far[0]
-        target = found.targets.reshape(residuals.shape)[row, column]
+        target = fitted.targets.reshape(residuals.shape)[row, column]
         warnings.warn(
             f"{len(far)} of {len(residuals)} rows, row {row} with the target {target:.4g} the farthest, lie "
             f"up to {distance:.2g} from the other rows' predictions: the fitted noise, "
-            f"{found.noise_scale:.2g}, and the scales are decided by them. {MEND_FAR_ROWS}",
+            f"{fitted.noise_scale:.2g}, and the scales are decided by them. {MEND_FAR_ROWS}",
             UserWarning,
             stacklevel=3,  # the caller of fit
         )
 
 
-def _warn_of_copies(found: WideLimitFit) -> None:
+def _warn_of_copies(fitted: WideLimitFit) -> None:
     """Warn if rows repeat others, and the noise is small, or labels left out have copies left in."""
-    inputs, targets = found.inputs, found.targets
+    inputs, targets = fitted.inputs, fitted.targets
     num_copies = len(inputs) - len(np.unique(np.column_stack([inputs.reshape(len(inputs), -1), targets]), axis=0))
-    if found.calibration is not None:
-        is_told = num_copies > _MANY_COPIES * len(inputs)
-        what = "labels included: a label left out has copies left in, and seems too easy to predict. If they are copies"
+    if fitted.calibration is not None:
+        is_suspect = num_copies > _MANY_COPIES * len(inputs)
+        reason = "labels included: a label left out has copies left in, and seems too easy to predict"
     else:
-        is_told = num_copies > 0 and found.noise_scale < _SMALL_NOISE * np.sqrt(np.mean(targets**2))
-        what = f"and the fitted noise, {found.noise_scale:.2g}, is small. If they are copies"
-    if is_told:
+        is_suspect = num_copies > 0 and fitted.noise_scale < _SMALL_NOISE * np.sqrt(np.mean(targets**2))
+        reason = f"and the fitted noise, {fitted.noise_scale:.2g}, is small"
+    if is_suspect:
         warnings.warn(
-            f"{num_copies} of {len(inputs)} rows repeat others, {what}, not measurements, fit to distinct rows.",
+            f"{num_copies} of {len(inputs)} rows repeat others, {reason}. If they are copies, not measurements, fit to "
+            "distinct rows.",
             UserWarning,
             stacklevel=3,  # the caller of fit
         )

@@ -82,9 +82,9 @@ def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: Ar
     chol, whitened = whiten(train, targets, noise_scale)
     num_columns = math.prod(whitened.shape[1:])
     log_normaliser = jnp.sum(jnp.log(jnp.diagonal(chol))) + 0.5 * chol.shape[0] * math.log(2 * math.pi)
-    found = -0.5 * jnp.sum(whitened**2) - num_columns * log_normaliser
+    log_evidence = -0.5 * jnp.sum(whitened**2) - num_columns * log_normaliser
     is_noise_right = ~jnp.isnan(as_not_negative("noise_scale", noise_scale)).any()
-    return jnp.where(jnp.isnan(jnp.diagonal(chol)).any() & is_noise_right, -jnp.inf, found)
+    return jnp.where(jnp.isnan(jnp.diagonal(chol)).any() & is_noise_right, -jnp.inf, log_evidence)
 
 
 def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array, Array]:
@@ -162,9 +162,9 @@ class Conditioned:
     def left_out_slope(self, slope: np.ndarray) -> np.ndarray:
         """Return the derivative by the covariance, (n, n), from that by ``left_out``."""
         scaled = slope / self.left_out_precision[:, None]
-        of_weights = self.inverse @ scaled @ self.weights.T
-        of_precision = (self.inverse * np.sum(scaled * (self.targets - self.left_out), axis=1)) @ self.inverse
-        return 0.5 * (of_weights + of_weights.T) - of_precision
+        weights_term = self.inverse @ scaled @ self.weights.T
+        precision_term = (self.inverse * np.sum(scaled * (self.targets - self.left_out), axis=1)) @ self.inverse
+        return 0.5 * (weights_term + weights_term.T) - precision_term
 
 
 def inverse_of(factor: np.ndarray) -> np.ndarray:

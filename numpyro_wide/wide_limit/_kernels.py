@@ -83,8 +83,8 @@ def fcn_kernel(
     depth = whole_number("depth", depth, 0)
     activation_dual(activation)  # checks the name
     block_size = None if block_size is None else whole_number("block_size", block_size)
-    given = {"w_std": w_std, "b_std": b_std, "readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
-    for name, scale in given.items():
+    stds = {"w_std": w_std, "b_std": b_std, "readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
+    for name, scale in stds.items():
         shapes = ((),) if name.startswith("readout") else ((), (depth,))
         if np.shape(scale) not in shapes:
             raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, but has {np.shape(scale)}.")
@@ -97,7 +97,7 @@ def fcn_kernel(
         """Return both kernels, (n1, n2)."""
         inputs = _checked(x1, x2)
         # The inputs set the dtype.
-        scales = {name: as_not_negative(name, scale, dtype=inputs[0].dtype) for name, scale in given.items()}
+        scales = {name: as_not_negative(name, scale, dtype=inputs[0].dtype) for name, scale in stds.items()}
         nngp, ntk, error = _fcn_kernels(depth, activation, block_size, inputs, input_scale, scales)
         warn_of_truncation(error)
         return nngp, ntk
@@ -178,8 +178,8 @@ class NetworkKernel:
         if is_tracing() or not all(map(is_known, inputs)):
             return by_loop()
         rows, columns = (_blocks(len(x), size) for x in (inputs[0], inputs[-1]))
-        first = _arguments(inputs, rows[0], columns[0])
-        traced = jax.make_jaxpr(_tile(rule, len(inputs) == 1, num_kernels))(*first)
+        first_arguments = _arguments(inputs, rows[0], columns[0])
+        traced = jax.make_jaxpr(_tile(rule, len(inputs) == 1, num_kernels))(*first_arguments)
         if not all(map(is_known, traced.consts)):  # differentiated scales
             return by_loop()
 
@@ -187,18 +187,18 @@ class NetworkKernel:
             *kernels, error = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, scales))(*args)
             return tuple(kernels), error
 
-        program = program_of(tile, traced.consts, *first)
+        program = program_of(tile, traced.consts, *first_arguments)
         if len(rows) == len(columns) == 1:
-            return program(traced.consts, *first)
+            return program(traced.consts, *first_arguments)
         kernels = [np.empty((len(inputs[0]), len(inputs[-1])), inputs[0].dtype) for _ in range(num_kernels)]
         error = 0.0
         for i, above in enumerate(late_progress(rows, desc="rows of blocks")):
             for left in columns[i:] if len(inputs) == 1 else columns:
-                parts, share = program(traced.consts, *_arguments(inputs, above, left))
-                for matrix, part in zip(kernels, parts, strict=True):
-                    matrix[above, left] = part
+                blocks, share = program(traced.consts, *_arguments(inputs, above, left))
+                for matrix, block in zip(kernels, blocks, strict=True):
+                    matrix[above, left] = block
                     if len(inputs) == 1:
-                        matrix[left, above] = np.asarray(part).T
+                        matrix[left, above] = np.asarray(block).T
                 error = max(error, float(share))
         return tuple(map(jnp.asarray, kernels)), jnp.asarray(error, inputs[0].dtype)
 
@@ -209,10 +209,10 @@ def _tile(rule: Rule, is_one_set: bool, num_kernels: int) -> Callable[[Array, Ar
     def tile(x1: Array, x2: Array, places1: Array, places2: Array) -> Tile:
         same = places1[:, None] == places2[None, :] if is_one_set else None
         try:
-            found = rule(Inputs(x1, x2, same))
+            layer = rule(Inputs(x1, x2, same))
         except AllPairsNeededError:
-            found = rule(Inputs(x1, x2, same, all_pairs=True))
-        return (found.product, found.product + found.tangent)[:num_kernels], found.error
+            layer = rule(Inputs(x1, x2, same, all_pairs=True))
+        return (layer.product, layer.product + layer.tangent)[:num_kernels], layer.error
 
     return tile
 
@@ -225,13 +225,13 @@ def _in_blocks(
     places = jnp.arange(max(len(x1), len(x2)))
 
     def rows(start: Array | int, size: int) -> Tile:
-        def columns(first: Array | int, width: int) -> Tile:
-            some = take_rows(x1, start, size), take_rows(x2, first, width)
-            kernels, error = tile(*some, take_rows(places, start, size), take_rows(places, first, width))
-            return tuple(part.T for part in kernels), jnp.broadcast_to(error, (width,))
+        def columns(first_column: Array | int, width: int) -> Tile:
+            blocks = take_rows(x1, start, size), take_rows(x2, first_column, width)
+            kernels, error = tile(*blocks, take_rows(places, start, size), take_rows(places, first_column, width))
+            return tuple(matrix.T for matrix in kernels), jnp.broadcast_to(error, (width,))
 
         kernels, error = in_row_blocks(columns, len(x2), num_columns)
-        return tuple(part.T for part in kernels), jnp.broadcast_to(jnp.max(error), (size,))
+        return tuple(matrix.T for matrix in kernels), jnp.broadcast_to(jnp.max(error), (size,))
 
     kernels, error = in_row_blocks(rows, len(x1), num_rows)
     return kernels, jnp.max(error)

@@ -25,9 +25,9 @@ class Prior(NamedTuple):
     spread: np.ndarray
 
     @classmethod
-    def of(cls, num_classes: int, of_slope: float = 0.5) -> "Prior":
+    def of(cls, num_classes: int, slope_spread: float = 0.5) -> "Prior":
         """Return the prior before any labels, with this standard deviation of the log slope."""
-        return cls(np.append(np.log(5.0), np.zeros(num_classes)), np.append(of_slope, np.ones(num_classes)))
+        return cls(np.append(np.log(5.0), np.zeros(num_classes)), np.append(slope_spread, np.ones(num_classes)))
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Calibration:
         mean = np.append(np.log(self.slope), self.shift)
         return Prior(mean, np.full(len(mean), spread))
 
-    def changed(self, one: "Calibration", other: "Calibration") -> "Calibration":
-        """Return this calibration, changed as the second differs from the first."""
-        return Calibration(self.slopes * (other.slope / one.slope), self.weights, self.shift + other.shift - one.shift)
+    def changed(self, old: "Calibration", new: "Calibration") -> "Calibration":
+        """Return this calibration, changed as ``new`` differs from ``old``."""
+        return Calibration(self.slopes * (new.slope / old.slope), self.weights, self.shift + new.shift - old.shift)
 
     def log_probs(self, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return log probabilities of labels (n,), (n,), averaged over draws if there are."""
@@ -142,20 +142,20 @@ def fit_labels(
     problems: Iterable[ScaleProblem],
     labels: np.ndarray,
     num_classes: int,
-    most: int,
+    max_rows: int,
     num_rows: int,
     num_restarts: int,
     random: np.random.Generator,
 ) -> dict[str, Any]:
     """Choose among problems by leave-one-out probabilities of labels on some rows; calibrate on all rows."""
-    some = np.sort(of_every_class(labels, random.permutation(len(labels)), most))
-    rows = np.sort(of_every_class(labels[some], np.arange(len(some)), num_rows))
+    subset = np.sort(of_every_class(labels, random.permutation(len(labels)), max_rows))
+    rows = np.sort(of_every_class(labels[subset], np.arange(len(subset)), num_rows))
     scores = (LabelScore(problem, labels, num_classes) for problem in problems)
-    tried = _tried(scores, some, rows, num_restarts, random)
-    _, score, logarithms = tried[0]
-    _, _, errors = laplace(score[some], logarithms)
+    ranking = _ranked(scores, subset, rows, num_restarts, random)
+    _, score, logarithms = ranking[0]
+    _, _, errors = laplace(score[subset], logarithms)
     problem, gram = score.problem, score.problem.gram(logarithms)
-    if len(some) < len(labels):
+    if len(subset) < len(labels):
         logarithms = _with_best_noise(score, logarithms, gram)
     process = Conditioned(gram, score.codes, problem.noise_variance(logarithms))
     # In the size of the residuals, on which probabilities do not depend.
@@ -163,42 +163,42 @@ def fit_labels(
     scales = problem.scales(logarithms)
     scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
     if len(labels) <= FEW_LABELS:
-        values = _cross_fitted([score for _, score, _ in tried], random)
+        values = _cross_fitted([score for _, score, _ in ranking], random)
         calibration = Calibration.of(values, labels, Prior.of(num_classes, _SLOPE_OF_FEW))
     else:
         values, calibration = process.left_out, Calibration.of(process.left_out, labels)
     return problem.fields(scales, errors) | {
         "log_evidence": process.log_evidence(size),
-        "table": [row for row, *_ in tried],
+        "table": [row for row, *_ in ranking],
         "calibration": calibration,
         "held_out": calibration.log_probs(values, labels),
     }
 
 
-def _tried(
-    scores: Iterable[LabelScore], some: np.ndarray, rows: np.ndarray, num_restarts: int, random: np.random.Generator
+def _ranked(
+    scores: Iterable[LabelScore], subset: np.ndarray, rows: np.ndarray, num_restarts: int, random: np.random.Generator
 ) -> list[tuple[dict[str, Any], LabelScore, np.ndarray]]:
-    """Fit scales to some rows, from starts on some of these; return rows of the table and logarithms, best first."""
-    tried = []
+    """Fit scales to a subset, from starts on some of its rows; return rows of the table and logarithms, best first."""
+    ranking = []
     for score in scores:
-        part, problem = score[some], score.problem
-        logarithms = mode_of(part, rows, num_restarts, random)
-        process = Conditioned(part.problem.covariance(logarithms), part.codes)
-        by_row = Calibration.of(process.left_out, part.labels).log_probs(process.left_out, part.labels)
+        subset_score, problem = score[subset], score.problem
+        logarithms = mode_of(subset_score, rows, num_restarts, random)
+        process = Conditioned(subset_score.problem.covariance(logarithms), subset_score.codes)
+        by_row = Calibration.of(process.left_out, subset_score.labels).log_probs(process.left_out, subset_score.labels)
         row = problem.row() | {"noise_scale": problem.noise_variance(logarithms) ** 0.5}
         row |= {"held_out": float(np.mean(by_row)), "held_out_se": float(np.std(by_row) / np.sqrt(len(by_row)))}
-        tried.append((row, score, logarithms))
-    return sorted(tried, key=lambda one: -one[0]["held_out"])
+        ranking.append((row, score, logarithms))
+    return sorted(ranking, key=lambda entry: -entry[0]["held_out"])
 
 
 def _cross_fitted(scores: list[LabelScore], random: np.random.Generator) -> np.ndarray:
     """Predict the codes of each fifth of the rows, (n, k), by what is chosen on the other rows alone."""
     labels, values = scores[0].labels, np.empty_like(scores[0].codes)
-    for kept, out in folds_of(labels, random.random(len(labels)), _NUM_LABEL_FOLDS):
-        _, score, logarithms = _tried(scores, kept, np.arange(len(kept)), 1, random)[0]
+    for train, test in folds_of(labels, random.random(len(labels)), _NUM_LABEL_FOLDS):
+        _, score, logarithms = _ranked(scores, train, np.arange(len(train)), 1, random)[0]
         gram, noise_variance = score.problem.gram(logarithms), score.problem.noise_variance(logarithms)
-        known = Conditioned(gram[np.ix_(kept, kept)], score.codes[kept], noise_variance)
-        values[out] = known.mean(gram[np.ix_(out, kept)])
+        process = Conditioned(gram[np.ix_(train, train)], score.codes[train], noise_variance)
+        values[test] = process.mean(gram[np.ix_(test, train)])
     return values
 
 
@@ -209,11 +209,11 @@ def folds_of(labels: np.ndarray, order: np.ndarray, num_folds: int) -> Iterator[
         yield np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
 
 
-def of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
+def of_every_class(labels: np.ndarray, rows: np.ndarray, max_rows: int) -> np.ndarray:
     """Return the first rows, and one of every other class."""
-    some = rows[:most]
-    missing = np.setdiff1d(labels[rows], labels[some])
-    return np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]])
+    first_rows = rows[:max_rows]
+    missing = np.setdiff1d(labels[rows], labels[first_rows])
+    return np.concatenate([first_rows, *[rows[labels[rows] == label][:1] for label in missing]])
 
 
 def _with_best_noise(score: LabelScore, logarithms: np.ndarray, gram: np.ndarray) -> np.ndarray:
@@ -231,5 +231,5 @@ def _with_best_noise(score: LabelScore, logarithms: np.ndarray, gram: np.ndarray
             return np.inf
         return problem.prior(moved) - score.log_prob(process)[0]
 
-    found = minimize_scalar(loss, bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05})
-    return logarithms + found.x * direction
+    optimum = minimize_scalar(loss, bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05})
+    return logarithms + optimum.x * direction

@@ -23,7 +23,7 @@ from numpyro_wide._checks import (
 from numpyro_wide.wide_limit._duals import Activation, activation_dual, reduced_determinant
 
 _SYMMETRY = 1e-4  # largest asymmetry over the largest entry, beyond rounding in single precision
-_PARTS = ("square1", "square2", "product", "tangent")  # of a layer's kernels
+_FIELDS = ("square1", "square2", "product", "tangent")  # of a layer's kernels
 
 
 def check_shape(name: str, array: Array | np.ndarray, expected: tuple[int, ...], meaning: str) -> None:
@@ -171,18 +171,18 @@ class LayerKernels:
         """Return the kernels of activated units."""
         dual: Any = activation_dual(activation)
         w_var, b_var = self.affine or (jnp.ones_like(self.error), jnp.zeros_like(self.error))
-        one, other = (dual.moments(w_var * square + b_var) for square in (self.square1, self.square2))
-        left, right = jax.tree.map(self._of_rows, one), jax.tree.map(self._of_columns, other)
+        moments1, moments2 = (dual.moments(w_var * square + b_var) for square in (self.square1, self.square2))
+        left, right = jax.tree.map(self._along_rows, moments1), jax.tree.map(self._along_columns, moments2)
         determinant = reduced_determinant(
-            self._of_rows(self.square1), self._of_columns(self.square2), self.product, w_var, b_var
+            self._along_rows(self.square1), self._along_columns(self.square2), self.product, w_var, b_var
         )
         product, slope = dual.pairs(left, right, w_var * self.product + b_var, determinant)
         if self.same is not None:
             # An angle near 0 is off by √ε.
             same = self._same_unit(self.same)
             product, slope = jnp.where(same, left.product, product), jnp.where(same, left.slope, slope)
-        error = jnp.maximum(self.error, jnp.maximum(one.error, other.error))
-        return LayerKernels(one.product, other.product, product, slope * self.tangent, None, self.same, error)
+        error = jnp.maximum(self.error, jnp.maximum(moments1.error, moments2.error))
+        return LayerKernels(moments1.product, moments2.product, product, slope * self.tangent, None, self.same, error)
 
     def normalise(self) -> "LayerKernels":
         """Return the kernels after layer normalisation over channels."""
@@ -190,7 +190,7 @@ class LayerKernels:
 
         units = self.settled()
         scale1, scale2 = (1 / jnp.sqrt(square + LAYER_NORM_EPSILON) for square in (units.square1, units.square2))
-        scale = self._of_rows(scale1) * self._of_columns(scale2)
+        scale = self._along_rows(scale1) * self._along_columns(scale2)
         return replace(
             units,
             square1=units.square1 * scale1**2,
@@ -201,14 +201,14 @@ class LayerKernels:
 
     def plus(self, other: "LayerKernels", weight: ArrayLike = 1.0, other_weight: ArrayLike = 1.0) -> "LayerKernels":
         """Return the kernels of a weighted sum of these units and independent others."""
-        one, two = self.settled(), other.settled()
-        if one.product.shape != two.product.shape:
+        left, right = self.settled(), other.settled()
+        if left.product.shape != right.product.shape:
             raise ValueError(
-                f"a sum needs units at the same pixels, but got shapes {one.product.shape} and {two.product.shape}."
+                f"a sum needs units at the same pixels, but got shapes {left.product.shape} and {right.product.shape}."
             )
         a, b = self._squares(weight=weight, other_weight=other_weight)
-        sums = {name: a * getattr(one, name) + b * getattr(two, name) for name in _PARTS}
-        return replace(one, **sums, error=jnp.maximum(one.error, two.error))
+        sums = {name: a * getattr(left, name) + b * getattr(right, name) for name in _FIELDS}
+        return replace(left, **sums, error=jnp.maximum(left.error, right.error))
 
     def flatten(self) -> "LayerKernels":
         """Return the kernels of the units of all pixels together."""
@@ -234,7 +234,7 @@ class LayerKernels:
         elif units.num_pixels == 1:
             raise AllPairsNeededError
         else:
-            product, tangent = (jnp.mean(part, axis=(-4, -3, -2, -1)) for part in (units.product, units.tangent))
+            product, tangent = (jnp.mean(values, axis=(-4, -3, -2, -1)) for values in (units.product, units.tangent))
         w_var, b_var = self._squares(w_std=w_std, b_std=b_std)
         return replace(units, product=w_var * product + b_var, tangent=w_var * tangent)
 
@@ -248,20 +248,20 @@ class LayerKernels:
 
     def _mapped(self, function: Callable[[Array], Array]) -> "LayerKernels":
         """Return the kernels with a function of mean squares and covariances."""
-        parts: dict[str, Any] = {name: function(getattr(self, name)) for name in _PARTS}
-        return replace(self, **parts)
+        fields: dict[str, Any] = {name: function(getattr(self, name)) for name in _FIELDS}
+        return replace(self, **fields)
 
     def _squares(self, **scales: ArrayLike) -> list[Array]:
         """Return the squares of scales, in the dtype of the inputs."""
         return [as_not_negative(name, value, dtype=self.product.dtype) ** 2 for name, value in scales.items()]
 
-    def _of_rows(self, values: Array) -> Array:
+    def _along_rows(self, values: Array) -> Array:
         """Return values of the first set, (..., n1, h, w), to broadcast against the covariances."""
         if not values.ndim:
             return values
         return jnp.expand_dims(values, ((-1,), (-3,), (-5, -2, -1))[self.num_pixels])
 
-    def _of_columns(self, values: Array) -> Array:
+    def _along_columns(self, values: Array) -> Array:
         if not values.ndim:
             return values
         return jnp.expand_dims(values, ((-2,), (-4,), (-6, -4, -3))[self.num_pixels])
@@ -363,12 +363,12 @@ def rule_of(network: Any) -> Rule:
     for module_type in type(network).__mro__:
         if module_type in rules:
             return rules[module_type]
-    have = listing(module_type.__name__ for module_type in rules)
+    names = listing(module_type.__name__ for module_type in rules)
     if isinstance(network, type):
         raise TypeError(f"network must be a module, not the class {network.__name__} itself; make one of it.")
     raise TypeError(
-        f"the {type(network).__name__} has no rule for its infinite width; those that have one are {have}. Give it one "
-        "by wide_limit.register_kernel, or take mean_kernel."
+        f"the {type(network).__name__} has no rule for its infinite width; those that have one are {names}. Give it "
+        "one by wide_limit.register_kernel, or take mean_kernel."
     )
 
 
@@ -398,13 +398,13 @@ def _fcn(network: "FCN", inputs: Inputs) -> LayerKernels:
 def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
     from numpyro_wide.nn._networks import checked_scales
 
-    first, w_std, readout_w_std = checked_scales(network, inputs.x1)
+    first_w_std, w_std, readout_w_std = checked_scales(network, inputs.x1)
 
     def layer(units: LayerKernels, w_std: Any) -> LayerKernels:
         sums = units.convolution(w_std, network.b_std, padding=network.padding)
         return (sums.normalise() if network.layer_norm else sums).activate(network.activation)
 
-    hidden = layer(inputs.images(), first)
+    hidden = layer(inputs.images(), first_w_std)
     if network.padding == "VALID":  # layers have different shapes
         for _ in range(network.depth - 1):
             hidden = layer(hidden, w_std)
@@ -417,7 +417,7 @@ def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
 def _wide_resnet(network: "WideResNet", inputs: Inputs) -> LayerKernels:
     from numpyro_wide.nn._networks import checked_scales
 
-    first, w_std, readout_w_std = checked_scales(network, inputs.x1)
+    first_w_std, w_std, readout_w_std = checked_scales(network, inputs.x1)
 
     def convolution(units: LayerKernels, size: int, stride: int) -> LayerKernels:
         options = {"kernel_size": (size, size), "strides": (stride, stride)}
@@ -429,7 +429,7 @@ def _wide_resnet(network: "WideResNet", inputs: Inputs) -> LayerKernels:
         skip = convolution(active, 1, stride) if is_reshaped else units
         return skip.plus(residual, ((k - 1 + network.c) / (k + network.c)) ** 0.5, (1 / (k + network.c)) ** 0.5)
 
-    hidden = inputs.images().convolution(first, network.b_std, padding=network.padding)
+    hidden = inputs.images().convolution(first_w_std, network.b_std, padding=network.padding)
     for group in range(3):
         k = group * network.num_blocks + 1
         hidden = block(hidden, k, stride=2 if group else 1, is_reshaped=group > 0)
@@ -449,5 +449,5 @@ def _through_layers(
             units = layer(units, jax.tree.map(lambda leaf, i=i: leaf[i], scales))
         return units
     # Gradients recompute a layer's temporaries, to save memory.
-    through = jax.checkpoint(lambda units, numbers: (layer(units, numbers), None))
+    through = jax.checkpoint(lambda units, layer_scales: (layer(units, layer_scales), None))
     return jax.lax.scan(through, units, scales, unroll=2)[0]

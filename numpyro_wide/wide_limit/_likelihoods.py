@@ -39,9 +39,9 @@ class Likelihood(ABC):
     predicted: ClassVar[Callable[..., Any]]
 
     @classmethod
-    def check_parameters(cls, given: dict[str, Any]) -> None:
+    def check_parameters(cls, parameters: dict[str, Any]) -> None:
         """Refuse parameters that are not positive."""
-        for name, value in given.items():
+        for name, value in parameters.items():
             check_no_nan(name, value)
             check_positive(name, value)
 
@@ -58,9 +58,9 @@ class Likelihood(ABC):
             return
         array = np.asarray(observed)
         if not np.all((array >= 0) & (array <= largest) & (array == np.round(array))):
-            most = largest if np.ndim(largest) == 0 else f"total_count, at most {np.max(largest)}"
+            limit = largest if np.ndim(largest) == 0 else f"total_count, at most {np.max(largest)}"
             raise ValueError(
-                f"observations of a {cls.name} likelihood must be whole numbers from 0 to {most}, but they range from "
+                f"observations of a {cls.name} likelihood must be whole numbers from 0 to {limit}, but they range from "
                 f"{array.min()} to {array.max()}, or are not whole."
             )
 
@@ -92,9 +92,10 @@ class Likelihood(ABC):
         totals: list[Any] = [0.0, 0.0, 0.0]
         size = max(1, _BATCH // mean.size)
         for start in range(0, len(normals), size):
-            some = slice(start, start + size)
-            found = self.derivatives(mean + scale * normals[some])
-            totals = [total + np.tensordot(shares[some], part, 1) for total, part in zip(totals, found, strict=True)]
+            batch = slice(start, start + size)
+            derivatives = self.derivatives(mean + scale * normals[batch])
+            sums = (np.tensordot(shares[batch], values, 1) for values in derivatives)
+            totals = [total + term for total, term in zip(totals, sums, strict=True)]
         return Averages(*totals)
 
 
@@ -138,13 +139,13 @@ class LogitAverages(NamedTuple):
 def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogitAverages:
     """Average the logistic function, its integral and its derivative over normals."""
     scale = np.sqrt(variance)
-    found = np.empty((3, *mean.shape))
+    averages = np.empty((3, *mean.shape))
     narrow = scale < _NARROW
     nodes, shares = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
     logits = mean[narrow, None] + scale[narrow, None] * nodes
     prob = expit(logits)
     terms = np.stack([np.logaddexp(0.0, logits), prob, prob * expit(-logits)])
-    found[:, narrow] = terms @ (shares / shares.sum())
+    averages[:, narrow] = terms @ (shares / shares.sum())
     wide = scale[~narrow, None]
     logistics = np.arange(-_LARGEST, _LARGEST + _LOGISTIC_SPACING, _LOGISTIC_SPACING)
     shares = expit(logistics) * expit(-logistics)
@@ -152,8 +153,8 @@ def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogitAverages:
     density = np.exp(-0.5 * above**2) / np.sqrt(2 * np.pi)
     below = ndtr(above)
     terms = np.stack([wide * (above * below + density), below, density / wide])
-    found[:, ~narrow] = terms @ (shares / shares.sum())
-    return LogitAverages(*found)
+    averages[:, ~narrow] = terms @ (shares / shares.sum())
+    return LogitAverages(*averages)
 
 
 _VARIANCE = np.pi**2 / 6  # of a Gumbel variable
@@ -168,11 +169,11 @@ _SOFTMAX_BATCH = 2**14  # numbers in a processor's cache
 def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> LogitAverages:
     """Average a softmax and its logarithm over normals of means (n, k), variances (n,)."""
     size = max(1, _SOFTMAX_BATCH // (mean.shape[1] * _NUM_PLACES))
-    parts = [_of_rows(mean[i : i + size], variance[i : i + size]) for i in range(0, len(mean), size)]
-    return LogitAverages(*map(np.concatenate, zip(*parts, strict=True)))
+    blocks = [_softmax_block(mean[i : i + size], variance[i : i + size]) for i in range(0, len(mean), size)]
+    return LogitAverages(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
-def _of_rows(mean: np.ndarray, variance: np.ndarray) -> LogitAverages:
+def _softmax_block(mean: np.ndarray, variance: np.ndarray) -> LogitAverages:
     scale = np.sqrt(variance + _VARIANCE)
     best = mean.max(axis=1)
     height, hazard = _at(np.minimum((best[:, None] - mean) / scale[:, None], _FARTHEST), 1 / scale)
@@ -265,9 +266,9 @@ class Logistic(OneValue):
 
     def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
         f = mean[:, 0] + self.offset
-        found = logistic_averages(f - self.shift, variance)
-        value = self.observed * f - self.total * found.log_normaliser
-        return Averages(value, (self.observed - self.total * found.probs)[:, None], self.total * found.curvature)
+        averages = logistic_averages(f - self.shift, variance)
+        value = self.observed * f - self.total * averages.log_normaliser
+        return Averages(value, (self.observed - self.total * averages.probs)[:, None], self.total * averages.curvature)
 
 
 @dataclass(frozen=True)
@@ -294,8 +295,8 @@ class Binomial(Logistic):
     total_count: np.ndarray  # (n,)
 
     @classmethod
-    def check_parameters(cls, given: dict[str, Any]) -> None:
-        count = given["total_count"]
+    def check_parameters(cls, parameters: dict[str, Any]) -> None:
+        count = parameters["total_count"]
         check_no_nan("total_count", count)
         check_not_negative("total_count", count)
         if np.any(np.asarray(count) != np.round(count)):
@@ -401,8 +402,8 @@ class StudentT(OneValue):
         mean: np.ndarray, variance: np.ndarray, df: np.ndarray, scale: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         with np.errstate(divide="ignore"):
-            of_noise = np.where(df > 2, scale**2 * df / np.maximum(df - 2, 0.0), np.inf)
-        return mean, variance + of_noise
+            noise_variance = np.where(df > 2, scale**2 * df / np.maximum(df - 2, 0.0), np.inf)
+        return mean, variance + noise_variance
 
     def guess(self) -> np.ndarray:
         return self.observed
@@ -444,8 +445,8 @@ class Categorical(Likelihood):
         return probs / probs.sum(axis=1, keepdims=True)
 
     @classmethod
-    def check_parameters(cls, given: dict[str, Any]) -> None:
-        whole_number("num_classes", given["num_classes"], 2)
+    def check_parameters(cls, parameters: dict[str, Any]) -> None:
+        whole_number("num_classes", parameters["num_classes"], 2)
 
     @classmethod
     def largest(cls, parameters: dict[str, Any]) -> ArrayLike:
@@ -455,8 +456,8 @@ class Categorical(Likelihood):
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
         if observed.ndim != 1:
             is_column = observed.ndim == 2 and observed.shape[1] == 1
-            mend = "take labels[:, 0]" if is_column else "take argmax(-1) of codes"
-            raise ValueError(f"class labels must have shape (n,), but got {observed.shape}; {mend}.")
+            remedy = "take labels[:, 0]" if is_column else "take argmax(-1) of codes"
+            raise ValueError(f"class labels must have shape (n,), but got {observed.shape}; {remedy}.")
         super().check_observed(observed, parameters)
 
     @property
@@ -482,15 +483,15 @@ class Categorical(Likelihood):
     def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
         # Contrasts leave a shift of all logits out.
         logits = mean @ self.basis.T + self.offset
-        found = softmax_averages(logits, variance)
-        matrices = self.basis.T @ found.curvature @ self.basis
-        weight = np.trace(found.curvature, axis1=1, axis2=2) / self.basis.shape[1]
-        value = np.sum(self.codes * logits, axis=1) - found.log_normaliser
-        return Averages(value, (self.codes - found.probs) @ self.basis, weight, matrices)
+        averages = softmax_averages(logits, variance)
+        matrices = self.basis.T @ averages.curvature @ self.basis
+        weight = np.trace(averages.curvature, axis1=1, axis2=2) / self.basis.shape[1]
+        value = np.sum(self.codes * logits, axis=1) - averages.log_normaliser
+        return Averages(value, (self.codes - averages.probs) @ self.basis, weight, matrices)
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
-    kind.name: kind for kind in (Bernoulli, Binomial, Categorical, NegativeBinomial, Poisson, StudentT)
+    family.name: family for family in (Bernoulli, Binomial, Categorical, NegativeBinomial, Poisson, StudentT)
 }
 
 

@@ -122,13 +122,14 @@ class WideLimitFit:
             return None
         return codes_of(self.targets.astype(int), len(self.calibration.shift))
 
-    def predict(self, x_new: ArrayLike, *, with_noise: bool = False, **known: ArrayLike) -> Any:
+    def predict(self, x_new: ArrayLike, *, with_noise: bool = False, **new_parameters: ArrayLike) -> Any:
         """Predict the infinitely wide network, in double precision.
 
         Args:
             x_new: new inputs, (m, d_in).
             with_noise: whether the variance includes the noise of a normal likelihood.
-            **known: ``offset`` and parameters of the likelihood at the new rows, where they differ by row in the fit.
+            **new_parameters: ``offset`` and parameters of the likelihood at the new rows, where they differ by row in
+                the fit.
 
         Returns:
             Of a normal likelihood mean, (m,) or (m, k), and variance, (m,), of the function; with ``draws`` the
@@ -137,8 +138,8 @@ class WideLimitFit:
         """
         x_new, is_normal = self.checked_rows(x_new), self.likelihood == "normal"
         by_row = {} if is_normal or self.calibration is not None else {**self.parameters, "offset": self.offset}
-        given = [*known, *["with_noise"] * with_noise]
-        refuse_foreign(given, [*by_row, *["with_noise"] * is_normal], self.likelihood)
+        passed = [*new_parameters, *["with_noise"] * with_noise]
+        refuse_foreign(passed, [*by_row, *["with_noise"] * is_normal], self.likelihood)
         if self.calibration is not None:
             (process,) = self.processes
             means = [process.mean(cross) for _, cross in self._blocks(x_new)]
@@ -150,11 +151,12 @@ class WideLimitFit:
                 return mean.reshape(shape), variance.ravel()
             mean, variance = _mixture.moments(mean, variance, self.weights)
             return mean.reshape(shape), variance.reshape(shape)
-        rows = len(self.inputs)
-        wanted = [name for name, value in by_row.items() if name not in known and np.shape(value)[:1] == (rows,)]
-        if wanted and rows > 1:
-            raise ValueError(f"{listing(wanted)} differ by row in the fit; give those of the new rows to predict.")
-        by_row |= known
+        num_rows = len(self.inputs)
+        fixed = {name: value for name, value in by_row.items() if name not in new_parameters}
+        missing = [name for name, value in fixed.items() if np.shape(value)[:1] == (num_rows,)]
+        if missing and num_rows > 1:
+            raise ValueError(f"{listing(missing)} differ by row in the fit; give those of the new rows to predict.")
+        by_row |= new_parameters
         offset = by_row.pop("offset")
         new = Observations.of(np.zeros(shape), self.likelihood, by_row, offset)
         return new.predicted(self._moments(x_new))
@@ -200,11 +202,11 @@ class WideLimitFit:
 
     def _moments(self, x_new: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return mean, (m, c), and variance, (m,), of each process."""
-        parts = []
+        by_block = []
         for rows, cross in self._blocks(x_new):
             prior = np.diagonal(self.nngp(rows))
-            parts.append([process.moments(cross, prior) for process in self.processes])
-        return jax.tree.map(lambda *blocks: np.concatenate(blocks), *parts)
+            by_block.append([process.moments(cross, prior) for process in self.processes])
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *by_block)
 
     def _blocks(self, x_new: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield new inputs, some at a time, and their covariances with the rows of the fit."""
@@ -241,9 +243,9 @@ class WideLimitFit:
             return sum(w * fit.nngp(x1, x2) for w, fit in zip(np.asarray(self.weights), self.draws, strict=True))
         with double_precision():
             if self.network is None:
-                found, error = nngp_by_tiles(self.activation, self.scales, x1, x2)
+                gram, error = nngp_by_tiles(self.activation, self.scales, x1, x2)
                 warn_of_truncation(error)
-                return found
+                return gram
             from numpyro_wide.nn._additive import AdditiveNetwork  # loaded with the network
 
             by_network = additive_by_tiles if isinstance(self.network, AdditiveNetwork) else network_kernel

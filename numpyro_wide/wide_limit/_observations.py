@@ -36,20 +36,25 @@ class Observations:
 
     @classmethod
     def of(
-        cls, observations: ArrayLike, likelihood: Any, given: dict[str, Any], offset: ArrayLike, contrasts: bool = False
+        cls,
+        observations: ArrayLike,
+        likelihood: Any,
+        parameters: dict[str, Any],
+        offset: ArrayLike,
+        contrasts: bool = False,
     ) -> "Observations":
         """Check observations and their likelihood; parameters that are None are left out."""
-        parameters = {name: value for name, value in given.items() if value is not None}
+        parameters = {name: value for name, value in parameters.items() if value is not None}
         if callable(likelihood):
-            kind: type[Likelihood] = Categorical  # as it may have several function values a row
+            family: type[Likelihood] = Categorical  # as it may have several function values a row
         else:
             check_one_of("likelihood", likelihood, LIKELIHOODS, also="or a function to a NumPyro distribution")
-            kind = LIKELIHOODS[likelihood]
-            if missing := [name for name in kind.parameters if name not in parameters]:
+            family = LIKELIHOODS[likelihood]
+            if missing := [name for name in family.parameters if name not in parameters]:
                 raise ValueError(f"the likelihood {likelihood!r} needs {listing(missing)}, a number or an array.")
-        refuse_foreign(parameters, kind.parameters, likelihood)
+        refuse_foreign(parameters, family.parameters, likelihood)
         if parameters:
-            kind.check_parameters(parameters)
+            family.check_parameters(parameters)
         has_classes = "num_classes" in parameters
         if contrasts and not has_classes:
             raise ValueError(f"contrasts belong to a categorical likelihood, but it is {likelihood!r}; drop them.")
@@ -61,7 +66,7 @@ class Observations:
         if not has_classes:
             parameters = {name: _broadcast(name, value, shape) for name, value in parameters.items()}
         if not callable(likelihood):  # a distribution has its own support
-            kind.check_observed(values, parameters)
+            family.check_observed(values, parameters)
         return cls(likelihood, values, parameters, _broadcast("offset", offset, shape), contrasts)
 
     @property
@@ -95,9 +100,9 @@ class Observations:
         """Return the likelihoods of separate fits: one of classes, or one an output."""
         if "num_classes" in self.parameters:
             return [Categorical(self.values.astype(int), self.basis, self.offset)]
-        kind: Any = LIKELIHOODS[self.likelihood]
+        family: Any = LIKELIHOODS[self.likelihood]
         return [
-            kind(
+            family(
                 self.values[:, *place],
                 self.offset[:, *place],
                 **{name: value[:, *place] for name, value in self.parameters.items()},
@@ -134,19 +139,20 @@ class Observations:
 
     def predicted(self, moments: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
         """Average expected observations, given each column's mean (n, c) and variance (n,)."""
-        kind = LIKELIHOODS[self.likelihood]
+        family = LIKELIHOODS[self.likelihood]
         if "num_classes" in self.parameters:
             ((mean, variance),) = moments
-            return kind.predicted(mean + self.offset, variance)
-        means, variances = (np.stack(parts, axis=-1).reshape(self.offset.shape) for parts in zip(*moments, strict=True))
-        return kind.predicted(means + self.offset, variances, **self.parameters)
+            return family.predicted(mean + self.offset, variance)
+        by_column = zip(*moments, strict=True)
+        means, variances = (np.stack(columns, axis=-1).reshape(self.offset.shape) for columns in by_column)
+        return family.predicted(means + self.offset, variances, **self.parameters)
 
 
-def refuse_foreign(found: Iterable[str], allowed: Iterable[str], likelihood: Any) -> None:
+def refuse_foreign(names: Iterable[str], allowed: Iterable[str], likelihood: Any) -> None:
     """Refuse parameters that a likelihood does not have."""
-    if foreign := [name for name in found if name not in allowed]:
-        called = "given as a function" if callable(likelihood) else repr(likelihood)
-        raise ValueError(f"{listing(foreign)} must not be given where the likelihood is {called}; drop it.")
+    if foreign := [name for name in names if name not in allowed]:
+        description = "given as a function" if callable(likelihood) else repr(likelihood)
+        raise ValueError(f"{listing(foreign)} must not be given where the likelihood is {description}; drop it.")
 
 
 def _broadcast(name: str, value: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:

@@ -45,14 +45,14 @@ class ScalePosterior:
         values, vectors = np.linalg.eigh(hessian(objective, mode) * np.outer(spreads, spreads))
         self.center, self.basis = mode, spreads[:, None] * vectors / np.sqrt(np.maximum(values, _FLATTEST))
 
-    def logarithms(self, places: Any) -> Any:
+    def logarithms(self, coordinates: Any) -> Any:
         """Return the logarithms of the scales, (..., scales), at coordinates."""
-        return self.center + places @ self.basis.T
+        return self.center + coordinates @ self.basis.T
 
-    def recentre(self, places: np.ndarray, weights: np.ndarray) -> None:
+    def recentre(self, coordinates: np.ndarray, weights: np.ndarray) -> None:
         """Move and stretch the coordinates to the mean and the deviations of weighted draws."""
-        mean = weights @ places
-        deviations = np.sqrt(weights @ (places - mean) ** 2)
+        mean = weights @ coordinates
+        deviations = np.sqrt(weights @ (coordinates - mean) ** 2)
         self.center, self.basis = self.logarithms(mean), self.basis * deviations
 
     def log_density(self, logarithms: np.ndarray) -> float:
@@ -63,11 +63,11 @@ class ScalePosterior:
             return -np.inf
         return process.log_evidence() - self.problem.prior(logarithms)
 
-    def potential(self, place: Array) -> Array:
+    def potential(self, coordinates: Array) -> Array:
         """Return minus the log density at coordinates, as a function that JAX traces."""
-        problem, logarithms = self.problem, self.logarithms(place)
-        parts = problem.split(logarithms)
-        scales: dict[str, Any] = {name: problem.medians[name] * jnp.exp(part) for name, part in parts.items()}
+        problem, logarithms = self.problem, self.logarithms(coordinates)
+        by_name = problem.split(logarithms)
+        scales: dict[str, Any] = {name: problem.medians[name] * jnp.exp(log) for name, log in by_name.items()}
         noise_scale = scales.pop("noise_scale")
         if problem.network is None:
             gram, _ = fcn_kernel(problem.depth, problem.activation, **scales)(problem.inputs)
@@ -79,13 +79,13 @@ class ScalePosterior:
 
 def draw_scales(posterior: ScalePosterior, random: np.random.Generator, progress_bar: bool) -> ScaleDraws:
     """Draw by weights, in better coordinates if they are poor, and by chains if they remain so and rows are few."""
-    places, log_posterior, log_weights, shape = _weighted(posterior, random, progress_bar)
+    coordinates, log_posterior, log_weights, shape = _weighted(posterior, random, progress_bar)
     if shape > _POOR_SHAPE:
-        posterior.recentre(places, np.exp(log_weights))
-        places, log_posterior, log_weights, shape = _weighted(posterior, random, progress_bar)
+        posterior.recentre(coordinates, np.exp(log_weights))
+        coordinates, log_posterior, log_weights, shape = _weighted(posterior, random, progress_bar)
     num_rows = len(posterior.columns)
     if shape > _POOR_SHAPE and num_rows <= _MANY_ROWS:
-        starts = places[np.argsort(-log_weights)[:_NUM_CHAINS]]
+        starts = coordinates[np.argsort(-log_weights)[:_NUM_CHAINS]]
         return _by_chains(posterior, starts, shape, random, progress_bar)
     if shape > _POOR_SHAPE:
         warnings.warn(
@@ -96,7 +96,7 @@ def draw_scales(posterior: ScalePosterior, random: np.random.Generator, progress
             stacklevel=3,  # the caller of fit
         )
     rows, counts = _resampled(np.exp(log_weights), random)
-    return ScaleDraws(posterior.logarithms(places[rows]), log_posterior[rows], counts / _NUM_KEPT, shape, None)
+    return ScaleDraws(posterior.logarithms(coordinates[rows]), log_posterior[rows], counts / _NUM_KEPT, shape, None)
 
 
 def _weighted(
@@ -105,12 +105,12 @@ def _weighted(
     """Return coordinates from Student's t, their log posteriors, log weights and the weights' Pareto shape."""
     size = len(posterior.center)
     mixed = np.sqrt(random.chisquare(_DF, size=(_NUM_PROPOSALS, 1)) / _DF)
-    places = random.normal(size=(_NUM_PROPOSALS, size)) / mixed
-    log_proposal = -0.5 * (_DF + size) * np.log1p(np.sum(places**2, axis=1) / _DF)
-    shown = late_progress(posterior.logarithms(places), desc="draws of the scales", shown=progress_bar)
-    log_posterior = np.array([posterior.log_density(logarithms) for logarithms in shown])
+    coordinates = random.normal(size=(_NUM_PROPOSALS, size)) / mixed
+    log_proposal = -0.5 * (_DF + size) * np.log1p(np.sum(coordinates**2, axis=1) / _DF)
+    with_bar = late_progress(posterior.logarithms(coordinates), desc="draws of the scales", shown=progress_bar)
+    log_posterior = np.array([posterior.log_density(logarithms) for logarithms in with_bar])
     log_weights, shape = pareto_smoothed(log_posterior - log_proposal)
-    return places, log_posterior, log_weights, shape
+    return coordinates, log_posterior, log_weights, shape
 
 
 def _resampled(weights: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -130,10 +130,10 @@ def _by_chains(
     key = jax.random.key(int(random.integers(2**31)))
     mcmc.run(key, init_params=jnp.asarray(starts), extra_fields=("potential_energy",))
     logarithms = posterior.logarithms(np.asarray(mcmc.get_samples(group_by_chain=True)))
-    kept = slice(None, None, logarithms[..., 0].size // _NUM_KEPT)
+    thinned = slice(None, None, logarithms[..., 0].size // _NUM_KEPT)
     return ScaleDraws(
-        logarithms.reshape(-1, len(posterior.center))[kept],
-        -np.asarray(mcmc.get_extra_fields()["potential_energy"])[kept],
+        logarithms.reshape(-1, len(posterior.center))[thinned],
+        -np.asarray(mcmc.get_extra_fields()["potential_energy"])[thinned],
         np.full(_NUM_KEPT, 1 / _NUM_KEPT),
         shape,
         posterior.problem.split(rhat(logarithms)),

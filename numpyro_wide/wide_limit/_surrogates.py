@@ -88,10 +88,10 @@ def fitted_surrogate(
     """
     remedy = "call it before, outside of the model too: repriorise(..., surrogate=fitted_surrogate(...))"
     check_known("fitted_surrogate fits once, to numbers", observations, kernel, remedy=remedy)
-    given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
-    given |= {"df": df, "scale": scale}
-    kind = FunctionObservations if callable(likelihood) else Observations
-    observed = kind.of(observations, likelihood, given, offset, contrasts)
+    parameters = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
+    parameters |= {"df": df, "scale": scale}
+    observations_type = FunctionObservations if callable(likelihood) else Observations
+    observed = observations_type.of(observations, likelihood, parameters, offset, contrasts)
     covariance = _checked_kernel(kernel, len(observed.values))
     return observed.surrogate(covariance, progress_bar)
 
@@ -126,8 +126,8 @@ class FunctionLikelihood(Likelihood):
         slope = jax.jit(jax.grad(lambda values: jnp.sum(self.log_density(values))))
         values = jnp.zeros(self.shape)
         moved = values.at[1::2].add(0.5)
-        before, after = np.asarray(slope(values))[::2], np.asarray(slope(moved))[::2]
-        if not np.allclose(before, after, rtol=1e-6, atol=1e-9, equal_nan=True):
+        slopes, moved_slopes = np.asarray(slope(values))[::2], np.asarray(slope(moved))[::2]
+        if not np.allclose(slopes, moved_slopes, rtol=1e-6, atol=1e-9, equal_nan=True):
             raise ValueError(
                 "the likelihood of a row must depend on the function value of that row alone; say num_classes where "
                 "each row has several function values."
@@ -200,20 +200,20 @@ class FunctionObservations(Observations):
 
 def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
     """Return the observations in the distribution's dtype, after checks."""
-    each = unwrap(distribution)
-    support: Any = each.support
+    base = unwrap(distribution)
+    support: Any = base.support
     values = jnp.asarray(np.round(observed).astype(int) if support.is_discrete else observed)
-    found = jax.eval_shape(each.log_prob, values).shape
-    if found != shape:
+    density_shape = jax.eval_shape(base.log_prob, values).shape
+    if density_shape != shape:
         raise ValueError(
-            f"likelihood(f) must have a log density for each observation, of shape {shape}, but gives {found}; "
+            f"likelihood(f) must have a log density for each observation, of shape {shape}, but gives {density_shape}; "
             "say num_classes where each row has several function values."
         )
     # Masked rows may hold anything.
-    is_masked = isinstance(each, dist.MaskedDistribution)
+    is_masked = isinstance(base, dist.MaskedDistribution)
     if not is_masked and not (np.array_equal(values, observed) and np.all(support(values))):
         raise ValueError(
-            f"the observations must be such as the distribution {type(each).__name__} can give, {support}, but they "
+            f"the observations must be such as the distribution {type(base).__name__} can give, {support}, but they "
             f"range from {observed.min()} to {observed.max()}."
         )
     return values

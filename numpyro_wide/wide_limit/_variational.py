@@ -84,10 +84,10 @@ class VariationalFit(NamedTuple):
     def _start(self) -> State:
         """Return the state by each row's derivatives, or with a mean of zero."""
         start, slope, weight = self._row_by_row()
-        weights = self._kept_up(weight)
+        weights = self._bounded_below(weight)
         alpha = self._alpha(_factor(self.kernel, weights), weights, weights[:, None] * start + slope)
-        for begun in (alpha, np.zeros_like(start)):
-            state = self._at(begun, weights)
+        for candidate in (alpha, np.zeros_like(start)):
+            state = self._at(candidate, weights)
             if np.isfinite(state.bound):
                 return state
         raise ValueError(
@@ -95,10 +95,10 @@ class VariationalFit(NamedTuple):
             f"{np.max(np.diagonal(self.kernel)):.3g}, or pass an offset."
         )
 
-    def _from(self, other: State) -> State | None:
+    def _from(self, source: State) -> State | None:
         """Return the posterior under another state's Gaussian likelihood; None if not finite."""
-        weights = self._kept_up(other.weights)
-        natural = weights[:, None] * other.mean + other.slope
+        weights = self._bounded_below(source.weights)
+        natural = weights[:, None] * source.mean + source.slope
         state = self._at(self._alpha(_factor(self.kernel, weights), weights, natural), weights)
         return state if np.isfinite(state.bound) else None
 
@@ -107,7 +107,7 @@ class VariationalFit(NamedTuple):
         values, prior = self.likelihood.start, self._prior[:, None]
         for _ in range(_ROW_STEPS):
             with np.errstate(all="ignore"):
-                _, slope, weight = (part[0] for part in self.likelihood.derivatives(values[None]))
+                _, slope, weight = (array[0] for array in self.likelihood.derivatives(values[None]))
             if not (np.isfinite(slope).all() and np.isfinite(weight).all()):
                 raise ValueError(
                     "the derivatives of the log likelihood must be finite at every function value; give another "
@@ -131,7 +131,7 @@ class VariationalFit(NamedTuple):
             value, slope, weight, matrices = self.likelihood.expected(mean, variance)
             bound = float(np.sum(value) - divergence)
         is_finite = np.isfinite(bound) and np.isfinite(slope).all() and np.isfinite(weight).all()
-        curvature = self._kept_up(weight) if is_finite else weights
+        curvature = self._bounded_below(weight) if is_finite else weights
         bound = bound if is_finite else -np.inf
         return State(alpha, weights, mean, variance, slope, curvature, matrices, factor, bound)
 
@@ -148,27 +148,28 @@ class VariationalFit(NamedTuple):
         step = self._alpha(state.factor, state.weights, residual)
         if state.matrices is None:
             return step
-        found, direction, before = np.zeros_like(step), np.zeros_like(step), np.inf
+        solution, direction, last_size = np.zeros_like(step), np.zeros_like(step), np.inf
         image = self.kernel @ residual  # K times the residual
-        least = _SHARE**2 * np.sum(image * step)
+        tolerance = _SHARE**2 * np.sum(image * step)
         for _ in range(_MAX_SOLVE):
             size = np.sum(image * step)
-            if not size > least:
+            if not size > tolerance:
                 break
-            direction = step + size / before * direction
-            raised = self.kernel @ direction
-            bent = np.matmul(state.matrices, raised[..., None])[..., 0] + direction
-            length = size / np.sum(raised * bent)
-            found, residual, before = found + length * direction, residual - length * bent, size
+            direction = step + size / last_size * direction
+            image_direction = self.kernel @ direction
+            curved = np.matmul(state.matrices, image_direction[..., None])[..., 0] + direction
+            length = size / np.sum(image_direction * curved)
+            solution, residual = solution + length * direction, residual - length * curved
+            last_size = size
             image = self.kernel @ residual
             step = self._alpha(state.factor, state.weights, residual)
-        return found
+        return solution
 
     def _alpha(self, factor: np.ndarray, weights: np.ndarray, natural: np.ndarray) -> np.ndarray:
         root = np.sqrt(weights)[:, None]
         return natural - root * cho_solve((factor, True), root * (self.kernel @ natural))
 
-    def _kept_up(self, weight: np.ndarray) -> np.ndarray:
+    def _bounded_below(self, weight: np.ndarray) -> np.ndarray:
         return np.maximum(weight, _LEAST_WEIGHT / self._prior)
 
 

@@ -72,7 +72,9 @@ def stateful_guide(observed_values):
     numpyro.sample("theta", dist.Normal(encoder(jnp.atleast_1d(observed_values["x"])), scale))
 
 
-@pytest.mark.fault("amortized/_simulation.py", 'refuse_missing("params", recorder.values, params, kind, mend)', "pass")
+@pytest.mark.fault(
+    "amortized/_simulation.py", 'refuse_missing("params", recorder.values, params, kind, remedy)', "pass"
+)
 @pytest.mark.parametrize(
     ("left_out", "missing"),
     [

@@ -93,7 +93,7 @@ def random_head(params):
     "amortized/_guide.py", "AffineTransform(self.loc, self.scale)", "AffineTransform(self.loc, 1 + 0 * self.scale)"
 )
 @pytest.mark.fault(
-    "amortized/_guide.py", "shift = target[:, first:end] - jnp", "shift = target[:, first:end] - 0 * jnp"
+    "amortized/_guide.py", "shift = target[:, begin:end] - jnp", "shift = target[:, begin:end] - 0 * jnp"
 )
 @pytest.mark.as_compiled
 @parametrize("factor", ["precision", "covariance"], rest="slow")

@@ -18,8 +18,8 @@ def normals(number, loc, scale, seed):
 
 @pytest.mark.fault(
     "calibration.py",
-    "features = (np.concatenate([first, second]) - loc) / scale",
-    "features = np.concatenate([first, second]) + 0 * (loc + scale)",
+    "features = (np.concatenate([sample, exact_sample]) - loc) / scale",
+    "features = np.concatenate([sample, exact_sample]) + 0 * (loc + scale)",
 )
 @parametrize(
     ("loc", "scale", "expected"),

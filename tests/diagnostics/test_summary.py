@@ -142,7 +142,7 @@ def test_draws_of_a_plain_model_are_judged_by_the_same_function():
     assert f"gradients of the last draw by chain: {last}" in str(plain)
 
 
-@pytest.mark.fault("diagnostics/_to_arviz.py", "new=start - first", "new=0")
+@pytest.mark.fault("diagnostics/_to_arviz.py", "new=start - begin", "new=0")
 @pytest.mark.as_compiled
 def test_without_recorded_features_the_function_is_that_of_the_weights():
     draws = draws_of((2, 33))  # no multiple of a block's draws

@@ -31,7 +31,9 @@ def blocked(weights, x, y, noise, scale, block_size=16):
 
 
 @pytest.mark.fault(
-    "linear_gaussian/_row_blocks.py", "start + jnp.arange(block_size) >= first", "start + jnp.arange(block_size) >= 0"
+    "linear_gaussian/_row_blocks.py",
+    "start + jnp.arange(block_size) >= first_row",
+    "start + jnp.arange(block_size) >= 0",
 )
 @pytest.mark.fault(
     "linear_gaussian/_row_blocks.py",

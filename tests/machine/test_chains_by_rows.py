@@ -23,7 +23,7 @@ def on_eight():
     return results(start(8, worker=WORKER))[0]
 
 
-@pytest.mark.fault("mcmc/_kernel.py", "out_shardings=place", "out_shardings=None")
+@pytest.mark.fault("mcmc/_kernel.py", "out_shardings=sharding", "out_shardings=None")
 @pytest.mark.as_compiled
 def test_four_chains_of_two_shares_draw_what_one_device_draws(on_eight):
     assert on_eight["mesh"] == {"chains": 4, "rows": 2}

@@ -78,4 +78,4 @@ def check(draws, truth, label):
 def set_in_turns(monkeypatch, in_turns):
     """Make chains take turns, or move all at once, whatever the machine."""
     for module in ("_compile", "mcmc._kernel"):
-        monkeypatch.setattr(f"numpyro_wide.{module}.is_one_by_one", lambda: in_turns)
+        monkeypatch.setattr(f"numpyro_wide.{module}.is_sequential", lambda: in_turns)

@@ -43,7 +43,7 @@ def draws(mcmc, y=Y, **options):
     return jax.device_get((mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)))
 
 
-@pytest.mark.fault("mcmc/_kernel.py", "rest == thinning - 1", "rest == 0")
+@pytest.mark.fault("mcmc/_kernel.py", "remainder == thinning - 1", "remainder == 0")
 @pytest.mark.usefixtures("x64")  # in which rounding, that differs between programs, does not lead chains apart
 @pytest.mark.parametrize("kind", [SplitHMC, MicrocanonicalLangevin])
 def test_the_draws_are_those_of_the_vectorised_loop(kind):
@@ -81,7 +81,9 @@ def test_warmup_and_a_run_that_goes_on():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), *both)
 
 
-@pytest.mark.fault("mcmc/_kernel.py", "return run_program(loop, *given)", "return jax.jit(loop)(*given)")
+@pytest.mark.fault(
+    "mcmc/_kernel.py", "return run_program(loop, *loop_arguments)", "return jax.jit(loop)(*loop_arguments)"
+)
 @pytest.mark.slow
 def test_other_data_and_medians_of_the_same_shape_find_the_programs():
     first = draws(chains(network(jnp.float32(2.0))))[0]
@@ -113,8 +115,8 @@ def test_warmup_and_runs_of_other_lengths_are_one_program():
 
 @pytest.mark.fault(
     "mcmc/_kernel.py",
-    "kernel._loop.form != form or not all(map(is_, kernel._loop.leaves, leaves))",
-    "kernel._loop.form != form",
+    "kernel._loop.signature != signature or not all(map(is_, kernel._loop.leaves, leaves))",
+    "kernel._loop.signature != signature",
 )
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_the_same_arrays_traces_nothing():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide import collapse_readout, model_evidence, nn
-from numpyro_wide._compile import is_one_by_one, over_chains
+from numpyro_wide._compile import is_sequential, over_chains
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.runs import init_to_optimum
 from tests.marks import parametrize
@@ -33,7 +33,7 @@ def largest_batch(kernel, state, args):
 
 @pytest.mark.fault("_compile.py", 'return jax.default_backend() == "cpu" and jax.device_count() == 1', "return False")
 def test_a_step_of_many_chains_has_no_products_of_batches(monkeypatch):
-    assert is_one_by_one()  # the suite runs on one processor
+    assert is_sequential()  # the suite runs on one processor
     x = jnp.linspace(-1, 1, 5)[:, None]
     model = nn.bnn(nn.FCN(depth=1, width=4), num_outputs=None, noise=0.1)
     model = collapse_readout(model, readout="readout", features="features", observed="y")

@@ -37,7 +37,7 @@ def test_warmup_arrives_where_energies_are_rounded(name):
     assert len(np.unique(p)) > 10
 
 
-@pytest.mark.fault("mcmc/_adaptation.py", "(state.probe_error < MOST_ROUNDING)", "(state.probe_error < 0)")
+@pytest.mark.fault("mcmc/_adaptation.py", "(state.probe_error < MAX_ROUNDING)", "(state.probe_error < 0)")
 @pytest.mark.parametrize(
     ("name", "rtol", "num_distinct"), [("split", 0.03, 20), pytest.param("langevin", 0.3, 5, marks=pytest.mark.slow)]
 )

@@ -76,9 +76,9 @@ def test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves(monkeypatc
     np.testing.assert_allclose(np.exp(-angle), expected, rtol=0.05)
 
 
-@pytest.mark.fault("mcmc/_kernel.py", "is_warming_up & (adapted.max_steps < num_steps)", "is_warming_up & False")
+@pytest.mark.fault("mcmc/_kernel.py", "is_warming_up & (adapt_state.max_steps < num_steps)", "is_warming_up & False")
 @pytest.mark.fault(
-    "mcmc/_kernel.py", "is_warming_up & (adapted.max_steps < num_steps)", "adapted.max_steps < num_steps"
+    "mcmc/_kernel.py", "is_warming_up & (adapt_state.max_steps < num_steps)", "adapt_state.max_steps < num_steps"
 )
 @parametrize(("i", "max_steps", "num_steps"), [(5, 1, 1), (5, 99, 16), (50, 1, 16)], rest="slow")
 def test_a_chain_that_falls_in_warmup_keeps_no_velocity(monkeypatch, i, max_steps, num_steps):

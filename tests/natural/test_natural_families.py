@@ -193,7 +193,9 @@ def test_an_interval_far_from_the_mean():
         np.testing.assert_allclose(q.log_prob(sign * jnp.asarray(value)), expected, rtol=1e-4)
 
 
-@pytest.mark.fault("natural.py", "ends = jnp.maximum(begin, -reach), jnp.minimum(end, reach)", "ends = begin, end")
+@pytest.mark.fault(
+    "natural.py", "ends = jnp.maximum(begin, -half_width), jnp.minimum(end, half_width)", "ends = begin, end"
+)
 @pytest.mark.fault("natural.py", "mode = stop_gradient(jnp.clip(loc, low, high))", "mode = jnp.clip(loc, low, high)")
 @pytest.mark.as_compiled
 @pytest.mark.parametrize("is_double", [False, True])
@@ -230,7 +232,7 @@ def test_an_interval_against_adaptive_quadrature(eta, is_double):
         np.testing.assert_allclose(draws.std(), deviation, rtol=0.1)
 
 
-@pytest.mark.fault("natural.py", "found -= step - stop_gradient(step)", "found -= 0 * step")
+@pytest.mark.fault("natural.py", "quantile -= step - stop_gradient(step)", "quantile -= 0 * step")
 @pytest.mark.as_compiled
 def test_quantiles_of_an_interval_and_their_slopes(x64):
     def exact(loc, scale):

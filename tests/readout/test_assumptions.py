@@ -150,8 +150,8 @@ OTHERS = {
 
 @pytest.mark.fault(
     "readout/_assumptions.py",
-    "others = [part for part in self._moving_parts if part != _MEAN]",
-    "others = [part for part in self._moving_parts if part[0] < _OTHERS]",
+    "compared = [quantity for quantity in self._moving_quantities if quantity != _MEAN]",
+    "compared = [quantity for quantity in self._moving_quantities if quantity[0] < _OTHER]",
 )
 @pytest.mark.parametrize("other", OTHERS)
 def test_whatever_else_the_readout_reaches_is_refused(other):
@@ -195,8 +195,8 @@ LIKELIHOODS = {
 @pytest.mark.fault("readout/_assumptions.py", "_OBSERVATIONS: sites.observations,", "_OBSERVATIONS: 1.0,")
 @pytest.mark.fault(
     "readout/_assumptions.py",
-    "found[_OTHERS, name] = log_prob if scale is None else scale * log_prob",
-    "found[_OTHERS, name] = log_prob",
+    "quantities[_OTHER, name] = log_prob if scale is None else scale * log_prob",
+    "quantities[_OTHER, name] = log_prob",
 )
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_likelihoods_that_the_readout_reaches_otherwise_are_refused(name):
@@ -222,7 +222,7 @@ def test_subclasses_of_normal_are_refused(prior, likelihood):
         run(collapse_readout(model, **SITES), PSI, Y)
 
 
-@pytest.mark.fault("readout/_assumptions.py", "found = {_FEATURES: run.features,", "found = {_FEATURES: 1.0,")
+@pytest.mark.fault("readout/_assumptions.py", "quantities = {_FEATURES: run.features,", "quantities = {_FEATURES: 1.0,")
 def test_features_that_depend_on_the_readout_are_refused():
     def model(psi, y=None):
         w = numpyro.sample("w", dist.Normal(0, 1).expand([psi.shape[1], 2]).to_event(2))
@@ -347,7 +347,7 @@ def test_other_sites_may_be_far_out_of_their_support():
 
 
 @pytest.mark.fault(
-    "readout/_assumptions.py", "frozenset(name for kind, name in moving if kind == _DETERMINISTIC)", "frozenset()"
+    "readout/_assumptions.py", "frozenset(name for order, name in moving if order == _DETERMINISTIC)", "frozenset()"
 )
 def test_deterministic_sites_that_move_are_not_recorded():
     def after(features, w, y):
@@ -460,12 +460,12 @@ def joint(model, *args, values=None):
     return log_density(seed(model, jax.random.key(0)), args, {}, values or {})[0]
 
 
-@pytest.mark.fault("readout/_assumptions.py", "(jnp.abs(after - before) <= allowed)", "(tangent == tangent)")
-@pytest.mark.fault("readout/_assumptions.py", "((tangent == 0) | jnp.isinf(before))", "(tangent == tangent)")
+@pytest.mark.fault("readout/_assumptions.py", "(jnp.abs(displaced - at_mean) <= tolerance)", "(tangent == tangent)")
+@pytest.mark.fault("readout/_assumptions.py", "((tangent == 0) | jnp.isinf(at_mean))", "(tangent == tangent)")
 @pytest.mark.fault(
     "readout/_assumptions.py",
-    "jnp.abs(tangent - change) <= allowed",
-    "jnp.abs(tangent - change) <= allowed + of_values",
+    "jnp.abs(tangent - change) <= tolerance",
+    "jnp.abs(tangent - change) <= tolerance + rounding",
 )
 @pytest.mark.fault("readout/_assumptions.py", "has_slope & has_change |", "has_slope |")
 @pytest.mark.parametrize("case", SUBTLE)
@@ -534,7 +534,7 @@ def test_the_model_runs_twice_in_a_traced_step():
     assert len(runs) == 9
 
 
-@pytest.mark.fault("readout/_assumptions.py", "self.are_all = False", "pass")
+@pytest.mark.fault("readout/_assumptions.py", "self.are_all_arguments = False", "pass")
 def test_a_loop_of_numpyro_is_looked_at_with_the_values_of_the_run():
     """Its sites come when they have been used, so that the model runs once more."""
 

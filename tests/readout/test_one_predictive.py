@@ -230,7 +230,7 @@ def test_a_normal_likelihood_that_is_not_linear_goes_through_the_weights():
     np.testing.assert_allclose(found["predictive_variance"], 0.04, rtol=1e-5)
 
 
-@pytest.mark.fault("readout/_predictive.py", "np.sqrt(of_mixture)", "np.sqrt(variance.mean(axis=0))")
+@pytest.mark.fault("readout/_predictive.py", "np.sqrt(total_variance)", "np.sqrt(variance.mean(axis=0))")
 @pytest.mark.as_compiled
 def test_summary_of_a_mixture():
     predictive = ReadoutPredictive(COLLAPSED, hidden_draws(), (X, Y))

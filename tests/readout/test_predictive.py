@@ -67,7 +67,7 @@ def test_predictions_are_those_of_a_gaussian_process():
 @pytest.mark.fault("readout/_predictions.py", "return fit.prior_loc + self._readout(", "return self._readout(")
 @pytest.mark.fault(
     "readout/_predictions.py",
-    'new.loc + function + found["noise_scale"] * noise.astype(mean.dtype)',
+    'new.loc + function + moments["noise_scale"] * noise.astype(mean.dtype)',
     "new.loc + function",
 )
 @pytest.mark.as_compiled
@@ -218,7 +218,9 @@ def with_argument(x, y=None, factor=1.0):
 
 
 @pytest.mark.fault(
-    "readout/_predictions.py", "return jax.tree.map(lambda leaf: _only_if(is_right, leaf), found)", "return found"
+    "readout/_predictions.py",
+    "return jax.tree.map(lambda leaf: _nan_unless(is_right, leaf), results)",
+    "return results",
 )
 @pytest.mark.parametrize("wrap", ["collapsed", "plain"])
 def test_inputs_at_which_the_mean_is_another_function_are_refused(wrap):

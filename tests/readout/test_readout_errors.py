@@ -581,7 +581,7 @@ def test_base_without_targets_is_refused():
     assert complete["y"].shape == (3, 6, 2)
 
 
-@pytest.mark.fault("readout/_model.py", "if given and not _is_given(site):", "if False:")
+@pytest.mark.fault("readout/_model.py", "if substituted and not _is_substituted(site):", "if False:")
 def test_collapsed_weights_without_observations_are_refused():
     """As when Predictive runs a collapsed model at new inputs: the readout would come from its prior."""
 

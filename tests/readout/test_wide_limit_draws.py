@@ -141,7 +141,7 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
 
 
 @pytest.mark.fault(
-    "readout/_draws.py", "weighted = bool(learns) if weighted is None else weighted", "weighted = 'noise' in learns"
+    "readout/_draws.py", "weighted = bool(updates) if weighted is None else weighted", "weighted = 'noise' in updates"
 )
 @pytest.mark.as_compiled
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
@@ -174,7 +174,7 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
         wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
 
 
-@pytest.mark.fault("readout/_draws.py", "is_joint = weighted and any(learns.values())", "is_joint = False")
+@pytest.mark.fault("readout/_draws.py", "is_joint = weighted and any(updates.values())", "is_joint = False")
 @pytest.mark.as_compiled
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
 @pytest.mark.parametrize("regulariser", [None, 1.0])

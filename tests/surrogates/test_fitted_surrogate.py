@@ -80,8 +80,8 @@ def test_it_is_the_best_gaussian_of_all(x64, name):
 
 @pytest.mark.fault(
     "wide_limit/_likelihoods.py",
-    "np.trace(found.curvature, axis1=1, axis2=2) / self.basis.shape[1]",
-    "np.trace(found.curvature, axis1=1, axis2=2) / (self.basis.shape[1] + 1)",
+    "np.trace(averages.curvature, axis1=1, axis2=2) / self.basis.shape[1]",
+    "np.trace(averages.curvature, axis1=1, axis2=2) / (self.basis.shape[1] + 1)",
 )
 @parametrize("contrasts", [False, True], rest="slow")
 def test_classes_have_the_best_weights_that_they_can_share(x64, contrasts):

@@ -191,7 +191,7 @@ def test_moments_of_observations_are_those_of_draws(likelihood):
     np.testing.assert_allclose(variance, draws.var(axis=0), rtol=0.1)
 
 
-@pytest.mark.fault("wide_limit/_fit.py", "score = max(tried", "score = min(tried")
+@pytest.mark.fault("wide_limit/_fit.py", "score = max(candidates", "score = min(candidates")
 @pytest.mark.as_compiled
 def test_the_choice_predicts_as_well_as_the_best_of_a_grid_of_readouts():
     x, y = load_wine(return_X_y=True)
@@ -236,7 +236,7 @@ def test_several_outputs_and_one_row():
             wide_limit.fit(X[:1], OUTCOMES[:1], likelihood="bernoulli", labels=labels)
 
 
-@pytest.mark.fault("wide_limit/_fit.py", "return max(both", "return min(both")
+@pytest.mark.fault("wide_limit/_fit.py", "return max(candidates", "return min(candidates")
 @pytest.mark.slow
 def test_codes_or_logits_by_labels_left_out():
     form = {"activation": "erf", "depth": 1, "input_scale": False, "num_restarts": 1}

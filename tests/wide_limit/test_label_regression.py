@@ -43,7 +43,9 @@ def test_leave_one_out_is_that_of_refitting_without_each_row():
 
 
 @pytest.mark.fault(
-    "wide_limit/_gp.py", "0.5 * (of_weights + of_weights.T) - of_precision", "0.5 * (of_weights + of_weights.T)"
+    "wide_limit/_gp.py",
+    "0.5 * (weights_term + weights_term.T) - precision_term",
+    "0.5 * (weights_term + weights_term.T)",
 )
 @parametrize("by_input", [False, True], rest="slow")
 def test_the_gradient_is_that_of_differences(by_input):

@@ -202,7 +202,7 @@ def test_a_kink_is_told_and_a_smooth_function_not():
         wide_limit.kernel(FCN(1, 1, "tanh", w_std=50.0))(x)
 
 
-@pytest.mark.fault("wide_limit/_kernels.py", "np.asarray(part).T", "np.asarray(part)")
+@pytest.mark.fault("wide_limit/_kernels.py", "np.asarray(block).T", "np.asarray(block)")
 @parametrize("network", [CNN(2, 1, "erf", padding="SAME", pooling="mean"), FCN(1, 1, "tanh", b_std=0.3)], rest="slow")
 def test_blocks_equal_the_whole(network):
     x1, x2 = images(7, (4, 3)).astype(np.float32), images(4, (4, 3), seed=1).astype(np.float32)

@@ -8,7 +8,7 @@ from numpyro_wide import wide_limit
 from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import FCN, AdditiveNetwork
 from numpyro_wide.wide_limit import _scale_draws
-from numpyro_wide.wide_limit._fit import Evidence, _of_network
+from numpyro_wide.wide_limit._fit import Evidence, _network_problem
 from numpyro_wide.wide_limit._scale_draws import ScalePosterior, draw_scales
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 
@@ -87,7 +87,7 @@ def test_the_mixture_is_that_of_the_quadrature(bound, quadrature, monkeypatch):
 def posterior(network=None):
     options = {"inputs": X, "size": SIZE, "by_input": False, "has_noise": True}
     with double_precision():
-        problem = ScaleProblem.of("erf", 1, **options) if network is None else _of_network(network, **options)
+        problem = ScaleProblem.of("erf", 1, **options) if network is None else _network_problem(network, **options)
         return ScalePosterior(Evidence(problem, Y), Y, np.zeros(len(problem.spreads)))
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpyro.infer import Predictive
 
 from numpyro_wide import AmortizedForwardKL
-from numpyro_wide.amortized._given import epochs
+from numpyro_wide.amortized._training_data import epochs
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.nn import ResidualEncoder
 from tests.amortized.amortized_cases import ENTROPY, INTERCEPT, SCALE, SLOPE, linear_guide, normal_model
@@ -64,7 +64,7 @@ def test_a_run_goes_on_as_one_longer_run_and_holds_the_last_out():
     np.testing.assert_array_equal(trainer().run(KEY, 40, simulations=changed, **options).losses, whole.losses)
 
 
-@pytest.mark.fault("amortized/_given.py", "random.fold_in(shuffle_key, first // length)", "shuffle_key")
+@pytest.mark.fault("amortized/_training_data.py", "random.fold_in(shuffle_key, first_step // length)", "shuffle_key")
 def test_an_epoch_has_every_simulation_once_in_a_new_order():
     numbers = {"z": jnp.arange(26)}
     length, draw, gather = epochs(KEY, numbers, 6)

@@ -1,4 +1,4 @@
-"""Simulations that are given to the trainer, instead of fresh ones."""
+"""Stored simulations to train on, instead of fresh ones."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,35 +14,35 @@ from numpyro_wide._traces import Sites
 from numpyro_wide.amortized._simulation import Draws, refuse_missing
 
 
-def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
+def check_simulations(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
     """Check simulations {site: (n, ...)}, and return those that are finite, in NumPy's arrays."""
     refuse_missing("simulations", observed, simulations, "observed site")
-    number = num_draws_of("simulations", simulations)
-    given, num_lost = finite(simulations)
+    total = num_draws_of("simulations", simulations)
+    finite_draws, num_lost = finite(simulations)
     if num_lost:
-        warnings.warn(f"{num_lost} of {number} simulations hold NaN or infinity, and are left out.", stacklevel=3)
-    for name, values in given.items():
+        warnings.warn(f"{num_lost} of {total} simulations hold NaN or infinity, and are left out.", stacklevel=3)
+    for name, values in finite_draws.items():
         if name in model_sites:
             _check_site(name, values, model_sites[name])
-    return given
+    return finite_draws
 
 
 def finite(simulations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the simulations that are finite, and the number of the others."""
     with np.errstate(over="ignore"):  # too large for single precision is infinite
         arrays = {name: np.asarray(jnp.asarray(values)) for name, values in simulations.items()}
-    kept = np.all([np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in arrays.values()], axis=0)
-    if kept.sum() < 2:
+    is_finite = np.all([np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in arrays.values()], axis=0)
+    if is_finite.sum() < 2:
         raise ValueError("fewer than two of the simulations are finite; look at the simulator.")
-    return {name: values[kept] for name, values in arrays.items()}, int(np.sum(~kept))
+    return {name: values[is_finite] for name, values in arrays.items()}, int(np.sum(~is_finite))
 
 
 def call_simulator(simulator: Callable, latents: Mapping[str, Any], observed: tuple[str, ...]) -> dict[str, Any]:
     """Call a simulator in Python for each draw of the latents, {site: (n, ...)}; return its data, {site: (n, ...)}."""
     arrays = {name: np.asarray(values) for name, values in latents.items()}
     results = []
-    for place in late_progress(range(num_draws_of("latents", arrays)), desc="simulations"):
-        data = simulator(**{name: values[place] for name, values in arrays.items()})
+    for index in late_progress(range(num_draws_of("latents", arrays)), desc="simulations"):
+        data = simulator(**{name: values[index] for name, values in arrays.items()})
         results.append(data if isinstance(data, Mapping) or len(observed) > 1 else {observed[0]: data})
         refuse_missing("what the simulator returns", observed, results[-1])
     return {name: np.stack([result[name] for result in results]) for name in observed}
@@ -62,30 +62,30 @@ def _check_site(name: str, values: Array, site: dict) -> None:
         raise ValueError(f"simulations[{name!r}] must lie in the support of the model's site, {support}.")
 
 
-def set_apart(simulations: Draws, held_out: int, batch_size: int) -> tuple[Draws, Draws]:
+def split_held_out(simulations: Draws, held_out: int, batch_size: int) -> tuple[Draws, Draws]:
     """Split off the last simulations as held out."""
-    number = len(next(iter(simulations.values()))) - held_out
-    if number < batch_size:
+    num_training = len(next(iter(simulations.values()))) - held_out
+    if num_training < batch_size:
         raise ValueError(
-            f"simulations must leave a batch of {batch_size} to train on, but of {number + held_out} finite ones "
+            f"simulations must leave a batch of {batch_size} to train on, but of {num_training + held_out} finite ones "
             f"{held_out} are held out; give more, or lower batch_size or held_out."
         )
-    train = {name: jnp.asarray(values[:number]) for name, values in simulations.items()}
-    return train, {name: jnp.asarray(values[number:]) for name, values in simulations.items()}
+    train = {name: jnp.asarray(values[:num_training]) for name, values in simulations.items()}
+    return train, {name: jnp.asarray(values[num_training:]) for name, values in simulations.items()}
 
 
 def epochs(
     rng_key: Array, simulations: Draws, batch_size: int
 ) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple[Draws, Array]]]:
-    """Return an epoch's number of steps, the function from its first step to its entries, and that to a batch."""
-    number = len(next(iter(simulations.values())))
-    length = number // batch_size
+    """Return an epoch's number of steps, the map of its first step to its entries, and that of an entry to a batch."""
+    num_simulations = len(next(iter(simulations.values())))
+    length = num_simulations // batch_size
     # No step has this number.
     shuffle_key = random.fold_in(rng_key, 2**32 - 2)
 
-    def draw(first: Array) -> tuple[Array, Array]:
-        order = random.permutation(random.fold_in(shuffle_key, first // length), number)
-        return order[: length * batch_size].reshape(length, batch_size), first + jnp.arange(length)
+    def draw(first_step: Array) -> tuple[Array, Array]:
+        order = random.permutation(random.fold_in(shuffle_key, first_step // length), num_simulations)
+        return order[: length * batch_size].reshape(length, batch_size), first_step + jnp.arange(length)
 
     def gather(entry: tuple[Array, Array]) -> tuple[Draws, Array]:
         rows, step = entry
