@@ -116,7 +116,7 @@ class RunSummary:
         worst, least = max(entries, key=lambda entry: entry.rhat), min(entries, key=lambda entry: entry.ess)
         rhat, ess = f"R-hat {worst.rhat:.3f} of {worst.name}", f"least ESS {least.ess:.0f} of {least.name}"
         if worst.rhat > _APART:
-            return f"not converged: {rhat}, run longer, or scale every layer (FAQ)"
+            return f"not converged: {rhat}, run longer, scale every layer, and no prior by a latent scale (FAQ)"
         if self._drifts:
             return "not converged: the energy drifts, run longer"
         if worst.rhat > _LARGEST_RHAT or least.ess < _LEAST_ESS:

@@ -223,8 +223,8 @@ class ReadoutSites(SiteRecorder):
             loc, noise_scale = normal_parameters(name, "observed site", msg["fn"])
             raise ValueError(
                 f"the observations of site {name!r} have shape {self.observations.shape}, but its distribution has "
-                f"{shape}, from a mean {jnp.shape(loc)} and a noise scale {jnp.shape(noise_scale)}; reshape one of "
-                "them."
+                f"{shape}, from a mean {jnp.shape(loc)} and a noise scale {jnp.shape(noise_scale)}. For "
+                "targets (n,) the readout is (width,), and for (n, k) it is (width, k)."
             )
         check_no_nan(f"observed site {name!r}", msg["value"])
         if not isinstance(features, RowFeatures):
@@ -250,9 +250,11 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
     """Return loc and scale of a site whose distribution is ``Normal`` itself, expanded or not."""
     base = unwrap(fn)
     if type(base) is not dist.Normal:  # a subclass may have a log density of its own
-        remedy = ""
-        if role == "observed site":
-            remedy = " Leave out masked rows; for another likelihood repriorise with surrogate=fitted_surrogate(...)."
+        remedy = " Give it a Normal prior, or sample the unwrapped model."
+        if role == "observed site" and type(base) is dist.MaskedDistribution:
+            remedy = " Leave out masked rows."
+        elif role == "observed site":
+            remedy = " For another likelihood repriorise with surrogate=fitted_surrogate(...)."
         raise ValueError(
             f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome, subclasses of Normal "
             f"are not), but its distribution is {type(base).__name__}.{remedy}"

@@ -281,7 +281,7 @@ CASES = [
     Case(
         "repriorise: Laplace prior",
         lambda: repriorised(model=linear(prior=laplace)),
-        "readout 'w' must have a Normal distribution .* is Laplace",
+        "readout 'w' must have a Normal distribution .* is Laplace. Give it a Normal prior",
     ),
     Case(
         "repriorise: subsampled readout",
@@ -344,12 +344,12 @@ CASES = [
     Case(
         "collapse: masked",
         lambda: collapsed(model=observed_by(masked)),
-        "observed site 'y' must have a Normal distribution .* is MaskedDistribution",
+        "observed site 'y' must have a Normal distribution .* is MaskedDistribution. Leave out masked rows",
     ),
     Case(
         "collapse: student",
         lambda: collapsed(model=observed_by(student)),
-        "observed site 'y' must have a Normal distribution .* is StudentT.*repriorise",
+        "observed site 'y' must have a Normal distribution .* is StudentT. For another likelihood repriorise",
     ),
     Case(
         "collapse: nonlinear",
