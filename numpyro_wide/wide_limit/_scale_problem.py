@@ -227,9 +227,9 @@ def tile_slices(num_rows: int, num_columns: int | None = None) -> Iterator[tuple
             yield slice(row, row + TILE), slice(column, column + TILE)
 
 
-def whole_tiles(x: np.ndarray) -> np.ndarray:
+def whole_tiles(x: np.ndarray, size: int = TILE) -> np.ndarray:
     """Return rows, and the first one again and again, up to whole tiles."""
-    return np.concatenate([x, np.repeat(x[:1], -len(x) % TILE, axis=0)])
+    return np.concatenate([x, np.repeat(x[:1], -len(x) % size, axis=0)])
 
 
 def _through(activation: Activation, scales: dict[str, Any], units: _Units, is_on_diagonal: bool) -> Iterator[_Units]:
