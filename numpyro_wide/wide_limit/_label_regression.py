@@ -153,7 +153,7 @@ def fit_labels(
     scores = (LabelScore(problem, labels, num_classes) for problem in problems)
     tried = _tried(scores, some, rows, num_restarts, random)
     _, score, logarithms = tried[0]
-    _, _, errors = laplace(score[some], logarithms)
+    _, _, errors, _ = laplace(score[some], logarithms)
     problem, gram = score.problem, score.problem.gram(logarithms)
     if len(some) < len(labels):
         logarithms = _with_best_noise(score, logarithms, gram)
