@@ -114,7 +114,7 @@ class AdditiveProblem(ScaleProblem):
             times = 1 if above == left else 2  # two tiles off the diagonal
             tile = rows[above], rows[left], above == left
             args = units.kernels(*tile), means[above], means[left], times * weights[above, left]
-            by_scale, by_kernels, of_rows, of_columns = _tile_slope(effects, units.of_effects, *args)
+            by_scale, by_kernels, of_rows, of_columns = _tile_slope(effects, units.effect_scales, *args)
             by_tile.append(by_scale | units.slopes(*tile, by_kernels))
             by_means[above] += of_rows
             by_means[left] += of_columns
@@ -135,7 +135,7 @@ def additive_by_tiles(network: Any, x1: np.ndarray, x2: np.ndarray | None = None
     means, tiles = [units.means(x) for x in rows], []
     for above, left in (places := list(tile_slices(*map(len, rows)))):
         kernels = units.kernels(rows[0][above], rows[-1][left], x2 is None and above == left)
-        tiles.append(_tile(effects, units.of_effects, kernels, means[0][above], means[-1][left]))
+        tiles.append(_tile(effects, units.effect_scales, kernels, means[0][above], means[-1][left]))
     found = np.empty((len(rows[0]), len(rows[-1])))
     for (above, left), tile in zip(places, tiles, strict=True):  # computed together
         found[above, left] = tile
@@ -159,50 +159,52 @@ class _Units:
 
         scales = {name: np.asarray(value) for name, value in unit_scales(network, num_inputs, float).items()}
         self.activation = network.activation
-        self.of_units = {name: scales.pop(name) for name in ("w_std", "b_std")}
-        self.of_effects = scales
-        nodes, weights = map(np.asarray, law_nodes(network.law, num_inputs))
-        self.nodes = whole_tiles(nodes)
-        self.weights = np.concatenate([weights, np.zeros(len(self.nodes) - len(nodes))])
+        self.own_scales = {name: scales.pop(name) for name in ("w_std", "b_std")}
+        self.effect_scales = scales
+        self.nodes, self.weights = map(np.asarray, law_nodes(network.law, num_inputs))
 
     def kernels(self, x1: np.ndarray, x2: np.ndarray, is_on_diagonal: bool) -> list[Array]:
-        """Return the kernels of a tile, (columns, TILE, TILE), some columns at a time."""
+        """Return the kernels of a tile, (columns, n1, n2), some columns at a time."""
         return [_units(self.activation, *columns, is_on_diagonal) for columns in self._columns(x1.T, x2.T)]
 
     def slopes(self, x1: np.ndarray, x2: np.ndarray, is_on_diagonal: bool, slopes: Sequence[Any]) -> Slopes:
         """Return derivatives by the scales of units, (d_in,), from those by the kernels of a tile."""
         pairs = zip(self._columns(x1.T, x2.T), slopes, strict=True)
-        found = [_units_slope(self.activation, *columns, is_on_diagonal, slope) for columns, slope in pairs]
-        by_column = np.concatenate(found, axis=1)[:, : x1.shape[1]]
-        return dict(zip(self.of_units, by_column, strict=True))
+        by_scale = [_units_slope(self.activation, *columns, is_on_diagonal, slope) for columns, slope in pairs]
+        by_column = np.concatenate(by_scale, axis=1)[:, : x1.shape[1]]
+        return dict(zip(self.own_scales, by_column, strict=True))
 
     def _columns(self, *parts: np.ndarray) -> Iterator[list[np.ndarray]]:
         """Yield scales of units and parts, (columns, ...), some columns at a time."""
-        whole = [whole_tiles(part, _COLUMNS) for part in (*self.of_units.values(), *parts)]
+        whole = [whole_tiles(part, _COLUMNS) for part in (*self.own_scales.values(), *parts)]
         for start in range(0, len(whole[0]), _COLUMNS):
             yield [part[start : start + _COLUMNS] for part in whole]
 
     def means(self, rows: np.ndarray) -> np.ndarray:
         """Return means over the law, less half of the mean over both, (n, d_in)."""
-        by_row, among = np.zeros(rows.shape), np.zeros(self.nodes.shape)
-        for x, found in ((rows, by_row), (self.nodes, among)):
-            for above, left, tile in self._tiles(x):
-                found[above] += (np.concatenate(self.kernels(*tile)) @ self.weights[left])[: x.shape[1]].T
+        tiles = [np.concatenate(self.kernels(x, self.nodes, False)) @ self.weights for x in self._with_nodes(rows)]
+        by_row, among, _ = np.split(np.concatenate(tiles, axis=1)[: rows.shape[1]].T, self._ends(rows))
         return by_row - 0.5 * self.weights @ among
 
     def slopes_of_means(self, rows: np.ndarray, slope: np.ndarray) -> Slopes:
         """Return derivatives by the scales of units, from those by the means."""
-        among, found = -0.5 * np.outer(self.weights, slope.sum(axis=0)), []
-        for x, by_row in ((rows, slope), (self.nodes, among)):
-            for above, left, tile in self._tiles(x):
-                columns = self._columns(by_row[above].T)
-                found.append(self.slopes(*tile, [part[:, :, None] * self.weights[left] for *_, part in columns]))
-        return jax.tree.map(lambda *slopes: np.sum(slopes, axis=0), *found)
+        points, by_tile = self._with_nodes(rows), []
+        by_point = np.zeros((len(points) * TILE, rows.shape[1]))
+        by_row, among, _ = np.split(by_point, self._ends(rows))  # views
+        by_row += slope
+        among -= 0.5 * np.outer(self.weights, slope.sum(axis=0))
+        for x, by_mean in zip(points, by_point.reshape(points.shape), strict=True):
+            by_kernel = [part[:, :, None] * self.weights for *_, part in self._columns(by_mean.T)]
+            by_tile.append(self.slopes(x, self.nodes, False, by_kernel))
+        return jax.tree.map(lambda *slopes: np.sum(slopes, axis=0), *by_tile)
 
-    def _tiles(self, x: np.ndarray) -> Iterator[tuple[slice, slice, tuple[np.ndarray, np.ndarray, bool]]]:
-        """Yield rows, nodes and arguments of the tiles of rows and nodes."""
-        for above, left in tile_slices(len(x), len(self.nodes)):
-            yield above, left, (x[above], self.nodes[left], x is self.nodes and above == left)
+    def _with_nodes(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows and the law's nodes, in tiles, (tiles, TILE, d_in)."""
+        return whole_tiles(np.concatenate([rows, self.nodes])).reshape(-1, TILE, rows.shape[1])
+
+    def _ends(self, rows: np.ndarray) -> list[int]:
+        """Return where rows and nodes end."""
+        return [len(rows), len(rows) + len(self.nodes)]
 
 
 def _block_scales(network: Any) -> dict[str, Any]:
@@ -214,8 +216,8 @@ def _block_scales(network: Any) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=0)
 def _units(activation: Activation, w_std: Any, b_std: Any, x1: Any, x2: Any, is_on_diagonal: Any) -> Array:
-    """Return the kernels of units of some columns, (columns, TILE, TILE)."""
-    same = is_on_diagonal & jnp.eye(TILE, dtype=bool)
+    """Return the kernels of units of some columns, (columns, n1, n2)."""
+    same = is_on_diagonal & jnp.eye(x1.shape[1], x2.shape[1], dtype=bool)
     return jax.lax.map(lambda column: unit_kernel(activation, column, same)[0], (w_std, b_std, x1, x2))
 
 
@@ -224,7 +226,7 @@ def _units_slope(
     activation: Activation, w_std: Any, b_std: Any, x1: Any, x2: Any, is_on_diagonal: Any, slope: Any
 ) -> Array:
     """Return derivatives by both scales of some columns, (2, columns), from those by their kernels."""
-    same = is_on_diagonal & jnp.eye(TILE, dtype=bool)
+    same = is_on_diagonal & jnp.eye(x1.shape[1], x2.shape[1], dtype=bool)
 
     def of_column(column: Any) -> Any:
         *scales, x1, x2, slope = column

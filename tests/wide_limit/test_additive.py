@@ -96,7 +96,7 @@ def test_finite_networks_have_both_kernels_on_average():
 
 @pytest.mark.fault("wide_limit/_additive_problem.py", "1 if above == left else 2", "1")
 @pytest.mark.fault("wide_limit/_additive_problem.py", "by_means[left] += of_columns", "pass")
-@pytest.mark.fault("wide_limit/_additive_problem.py", "-0.5 * np.outer(", "0.0 * np.outer(")
+@pytest.mark.fault("wide_limit/_additive_problem.py", "among -= 0.5 *", "among -= 0.0 *")
 @parametrize("depth, by_input, which", [(0, True, None), (2, False, [(0,), (1, 2)])], rest="slow")
 def test_slopes_of_the_evidence(depth, by_input, which):
     """Against differences, over several tiles; the kernel is that of the network that a fit gives."""
