@@ -52,6 +52,7 @@ class Cell(NamedTuple):
     network: str
     width: int
     rows: int
+    steps: int  # of each chain after warmup
 
 
 class Row(NamedTuple):
@@ -79,7 +80,7 @@ def sampled(cell, known, x_new, options):
     """Sample; mean and variance, noise included, (chains, draws, m), and fields of the row."""
     network, num_features = network_of(cell, known[0])
     model = _chains.collapsed(bnn(network, None, dist.LogNormal(np.log(0.3), 1.5), scales=PRIORS[cell.network]))
-    lengths = NUM_CHAINS, options.num_warmup, options.num_samples
+    lengths = NUM_CHAINS, cell.steps // 3, cell.steps
     mcmc = _chains.chains_of(model, *lengths, bias_tolerance=options.bias_tolerance, chain_method="sequential")
     keys = jax.random.split(jax.random.key(0), 4)
     draws = _chains.draws_of((keys[0], keys[1]), mcmc, *known, num_adam=options.num_adam)
@@ -132,6 +133,7 @@ def draw(table, options):
     agreement.axhline(LARGEST_RHAT, color="0.6", linewidth=1)
     agreement.set(xscale="log", xlabel="features", ylabel="largest R-hat of four chains")
     for panel in (errors, agreement):
+        _common.number_ticks(panel, sorted({int(number) for number in table.num_features if np.isfinite(number)}))
         panel.legend(fontsize=7)
         panel.grid(alpha=0.3)
     _common.save(figure, options, "features_learnt.png")
@@ -140,7 +142,11 @@ def draw(table, options):
 def main(options):
     """Run the study, limits first."""
     widths = {DENSE: [LIMIT, *options.dense], ADDITIVE: [LIMIT, *options.additive]}
-    cells = [Cell(name, width, options.num_rows) for name, some in widths.items() for width in some]
+    cells = [
+        Cell(name, width, options.num_rows, options.steps if width else 0)
+        for name, some in widths.items()
+        for width in some
+    ]
     rows = _common.resumed(
         options.output / "features_learnt.csv",
         sorted(cells, key=lambda cell: cell.width),
@@ -149,9 +155,10 @@ def main(options):
         unit="network",
         name=lambda cell: f"{cell.network}, width {cell.width or 'infinite'}",
     )
-    table = pandas.DataFrame([{**cell._asdict(), **row._asdict()} for cell, row in rows.items() if cell in cells])
+    table = pandas.DataFrame([{**cell._asdict(), **row._asdict()} for cell, row in rows.items()])
     _common.print_table(table.to_dict("records"))
-    draw(table, options)
+    longest = table.sort_values("steps").drop_duplicates(["network", "width"], keep="last")
+    draw(longest[longest.rows == options.num_rows], options)
 
 
 if __name__ == "__main__":
@@ -164,8 +171,7 @@ if __name__ == "__main__":
             dense=([32, 128, 512], "widths of dense networks"),
             additive=([4, 16], "widths of additive networks"),
             num_adam=(500, "steps of Adam before each chain"),
-            num_warmup=(1000, "steps of each of the four chains"),
-            num_samples=(2000, "steps of each of the four chains"),
+            steps=(1500, "of each of the four chains, after a third as many of warmup"),
             bias_tolerance=(0.15, "share of a draw's variance that may be bias"),
         )
     )

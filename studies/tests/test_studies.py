@@ -41,8 +41,7 @@ TINY = {
     "finite_cnn.py": "--models 'five MLPs' 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 "
     "--num-warmup 25 --num-samples 25 --num-epochs 2 --mlp-width 4",
     "emulators.py": "--functions buckling --ratios 2",
-    "features_learnt.py": "--num-rows 50 --num-test 20 --dense 4 --additive 1 --num-adam 5 --num-warmup 20 "
-    "--num-samples 20",
+    "features_learnt.py": "--num-rows 50 --num-test 20 --dense 4 --additive 1 --num-adam 5 --steps 60",
     "sbibm.py": "--budgets 200 --num-steps 1100 --num-draws 100",
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
