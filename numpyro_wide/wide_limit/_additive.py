@@ -19,8 +19,7 @@ from numpyro_wide.wide_limit._layer_kernels import Inputs, LayerKernels, fully_c
 if TYPE_CHECKING:
     from numpyro_wide.nn._additive import AdditiveNetwork
 
-Scales = dict[str, Array]  # w_std, b_std and relevance by column, and order_scale by order
-Rows = tuple[Array, Array]  # inputs, and their units' means over the law, (n, d_in)
+Scales = dict[str, Any]  # w_std, b_std and relevance by column, and order_scale by order
 Effects = int | tuple[tuple[int, ...], ...]  # all up to an order, or the columns of each, few first
 Kernel = tuple[Array, Array]  # with the share that a series leaves out
 
@@ -36,8 +35,12 @@ def additive(network: "AdditiveNetwork", inputs: Inputs) -> LayerKernels:
 
     def kernel(share: Array) -> Kernel:
         """Return the kernel with a share of each unit's tangent kernel."""
-        first, second = ((x, unit_means(network.activation, scales, x, nodes, weights, share)) for x in (x1, x2))
-        return sum_of_effects(network.activation, effects, scales, first, second, inputs.same, share)
+        means = (_unit_means(network.activation, scales, x, nodes, weights, share) for x in (x1, x2))
+
+        def of_input(column: Any) -> Kernel:
+            return unit_kernel(network.activation, column, inputs.same, share)
+
+        return sum_of_effects(effects, scales, of_input, (scales["w_std"], scales["b_std"], x1.T, x2.T), *means)
 
     # Of a product of units, the tangent kernel is the derivative along those of the units.
     product, tangent, error = jax.jvp(kernel, (jnp.zeros((), dtype),), (jnp.ones((), dtype),), has_aux=True)
@@ -56,55 +59,45 @@ def effects_of(network: "AdditiveNetwork", num_inputs: int) -> Effects:
     return network.order if network.which is None else terms
 
 
-def unit_means(
-    activation: Activation, scales: Scales, x: Array, nodes: Array, weights: Array, share: Array | None = None
-) -> Array:
+def _unit_means(activation: Activation, scales: Scales, x: Array, nodes: Array, weights: Array, share: Array) -> Array:
     """Return means of the units' kernels over a law of the inputs, less half of the mean over both, (n, d_in)."""
 
     def of_input(column: Any) -> Array:
         w_std, b_std, x, nodes = column
-        among, _ = _units(activation, w_std, b_std, nodes, nodes, jnp.eye(len(nodes), dtype=bool), share)
-        by_row, _ = _units(activation, w_std, b_std, x, nodes, None, share)
+        among, _ = unit_kernel(activation, (w_std, b_std, nodes, nodes), jnp.eye(len(nodes), dtype=bool), share)
+        by_row, _ = unit_kernel(activation, (w_std, b_std, x, nodes), None, share)
         mean = partial(jnp.matmul, precision="highest")
         return mean(by_row, weights) - 0.5 * mean(weights, mean(among, weights))
 
     return jax.lax.map(jax.checkpoint(of_input), (scales["w_std"], scales["b_std"], x.T, nodes.T)).T
 
 
-def _units(
-    activation: Activation, w_std: Array, b_std: Array, x1: Array, x2: Array, same: Array | None, share: Array | None
-) -> Kernel:
-    """Return the kernel of units of one input, (n1,) and (n2,)."""
+def unit_kernel(activation: Activation, column: Any, same: Array | None, share: Array | None = None) -> Kernel:
+    """Return the kernel of units of one input, with a share of their tangent kernel, from scales and (n1,), (n2,)."""
+    w_std, b_std, x1, x2 = column
     units = Inputs(x1[:, None], x2[:, None], same).vectors().dense(w_std, b_std).activate(activation)
     return units.product if share is None else units.product + share * units.tangent, units.error
 
 
 def sum_of_effects(
-    activation: Activation,
-    effects: Effects,
-    scales: Scales,
-    first: Rows,
-    second: Rows,
-    same: Array | None,
-    share: Array | None = None,
+    effects: Effects, scales: Scales, kernel: Callable[[Any], Kernel], columns: Any, means1: Array, means2: Array
 ) -> Kernel:
-    """Return the kernel of all effects, (n1, n2) (Mathematics, :eq:`effects`)."""
-    (x1, means1), (x2, means2) = first, second
-    columns = (scales["w_std"], scales["b_std"], scales["relevance"] ** 2, x1.T, x2.T, means1.T, means2.T)
+    """Return the kernel of all effects (Mathematics, :eq:`effects`), from that of a column and means, (n, d_in)."""
+    columns = scales["relevance"] ** 2, means1.T, means2.T, columns
 
     def centred(column: Any) -> Kernel:
-        w_std, b_std, relevance, x1, x2, means1, means2 = column
-        kernel, error = _units(activation, w_std, b_std, x1, x2, same, share)
-        return relevance * (kernel - means1[:, None] - means2[None, :]), error
+        relevance, means1, means2, column = column
+        product, error = kernel(column)
+        return relevance * (product - means1[:, None] - means2[None, :]), error
 
     if isinstance(effects, int):
 
         def powers(column: Any) -> tuple[tuple[Array, ...], Array]:
-            kernel, error = centred(column)
-            return tuple(kernel**power for power in range(1, effects + 1)), error
+            product, error = centred(column)
+            return tuple(product**power for power in range(1, effects + 1)), error
 
         sums, error = _summed(powers, columns)
-        by_size = [(q, math.comb(x1.shape[1], q), e) for q, e in enumerate(_elementary(sums), start=1)]
+        by_size = [(q, math.comb(means1.shape[1], q), e) for q, e in enumerate(_elementary(sums), start=1)]
     else:
 
         def product(inputs: Array) -> Kernel:

@@ -1,5 +1,6 @@
 """Scales of additive networks to fit: their kernel and its derivatives, by tiles."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide._checks import listing
-from numpyro_wide.wide_limit._additive import Effects, Rows, Scales, effects_of, sum_of_effects, unit_means
+from numpyro_wide.wide_limit._additive import Effects, Scales, effects_of, sum_of_effects, unit_kernel
 from numpyro_wide.wide_limit._duals import Activation
 from numpyro_wide.wide_limit._scale_problem import (
     NOISE,
@@ -105,19 +106,21 @@ class AdditiveProblem(ScaleProblem):
 
     def slopes_of(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
         network, rows = self.network.clone(**scales), whole_tiles(self.inputs)
-        program, units, law = _parts(network, rows.shape[1])
-        means = np.asarray(_means(network.activation, units, rows, *law))
-        by_tile, by_means, weights = [], np.zeros(rows.shape), np.zeros([len(rows)] * 2)
+        effects, units = effects_of(network, rows.shape[1]), _Units(network, rows.shape[1])
+        means, by_means, weights = units.means(rows), np.zeros(rows.shape), np.zeros([len(rows)] * 2)
         weights[: len(slope), : len(slope)] = slope
+        by_tile = []
         for above, left in tile_slices(len(rows)):
-            pair = (rows[above], means[above]), (rows[left], means[left])
             times = 1 if above == left else 2  # two tiles off the diagonal
-            by_tile.append(_tile_slope(*program, units, *pair, above == left, times * weights[above, left]))
-        for (above, left), (_, of_rows, of_columns) in zip(tile_slices(len(rows)), by_tile, strict=True):
+            tile = rows[above], rows[left], above == left
+            args = units.kernels(*tile), means[above], means[left], times * weights[above, left]
+            by_scale, by_kernels, of_rows, of_columns = _tile_slope(effects, units.effect_scales, *args)
+            by_tile.append(by_scale | units.slopes(*tile, by_kernels))
             by_means[above] += of_rows
             by_means[left] += of_columns
-        found = _means_slope(network.activation, units, rows, *law, by_means)
-        found = {name: value + sum(by_unit[name] for by_unit, *_ in by_tile) for name, value in found.items()}
+        found = jax.tree.map(lambda *slopes: np.sum(slopes, axis=0), *by_tile)
+        of_means = units.slopes_of_means(rows, by_means)
+        found |= {name: found[name] + slope for name, slope in of_means.items()}
         found["readout_b_std"] = 2 * scales["readout_b_std"] * np.sum(slope)
         if self.block is not None:
             of_block = self.block.slopes_of(_block_scales(network), slope)
@@ -127,20 +130,12 @@ class AdditiveProblem(ScaleProblem):
 
 def additive_by_tiles(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
     """Return an additive network's NNGP kernel, (n1, n2); all data have the same small programs."""
-    program, units, law = _parts(network, x1.shape[1])
+    effects, units = effects_of(network, x1.shape[1]), _Units(network, x1.shape[1])
     rows = [whole_tiles(x) for x in ([x1] if x2 is None else [x1, x2])]
-    means = [np.asarray(_means(network.activation, units, x, *law)) for x in rows]
-    places = list(tile_slices(*map(len, rows)))
-    tiles = [
-        _tile(
-            *program,
-            units,
-            (rows[0][above], means[0][above]),
-            (rows[-1][left], means[-1][left]),
-            x2 is None and above == left,
-        )
-        for above, left in places
-    ]
+    means, tiles = [units.means(x) for x in rows], []
+    for above, left in (places := list(tile_slices(*map(len, rows)))):
+        kernels = units.kernels(rows[0][above], rows[-1][left], x2 is None and above == left)
+        tiles.append(_tile(effects, units.effect_scales, kernels, means[0][above], means[-1][left]))
     found = np.empty((len(rows[0]), len(rows[-1])))
     for (above, left), tile in zip(places, tiles, strict=True):  # computed together
         found[above, left] = tile
@@ -152,12 +147,64 @@ def additive_by_tiles(network: Any, x1: np.ndarray, x2: np.ndarray | None = None
     return found
 
 
-def _parts(network: Any, num_inputs: int) -> tuple[tuple[Activation, Effects], Scales, tuple[Any, Any]]:
-    """Return what programs are compiled for, the scales of units and effects, and nodes and weights of the law."""
-    from numpyro_wide.nn._additive import law_nodes, unit_scales  # with flax, loaded late
+Slopes = dict[str, np.ndarray]
+_COLUMNS = 4  # of units at a time
 
-    program = network.activation, effects_of(network, num_inputs)
-    return program, unit_scales(network, num_inputs, float), law_nodes(network.law, num_inputs)
+
+class _Units:
+    """Units of single inputs, and the means of their kernels over a law, by tiles: one program for all columns."""
+
+    def __init__(self, network: Any, num_inputs: int):
+        from numpyro_wide.nn._additive import law_nodes, unit_scales  # with flax, loaded late
+
+        scales = {name: np.asarray(value) for name, value in unit_scales(network, num_inputs, float).items()}
+        self.activation = network.activation
+        self.own_scales = {name: scales.pop(name) for name in ("w_std", "b_std")}
+        self.effect_scales = scales
+        self.nodes, self.weights = map(np.asarray, law_nodes(network.law, num_inputs))
+
+    def kernels(self, x1: np.ndarray, x2: np.ndarray, is_on_diagonal: bool) -> list[Array]:
+        """Return the kernels of a tile, (columns, n1, n2), some columns at a time."""
+        return [_units(self.activation, *columns, is_on_diagonal) for columns in self._columns(x1.T, x2.T)]
+
+    def slopes(self, x1: np.ndarray, x2: np.ndarray, is_on_diagonal: bool, slopes: Sequence[Any]) -> Slopes:
+        """Return derivatives by the scales of units, (d_in,), from those by the kernels of a tile."""
+        pairs = zip(self._columns(x1.T, x2.T), slopes, strict=True)
+        by_scale = [_units_slope(self.activation, *columns, is_on_diagonal, slope) for columns, slope in pairs]
+        by_column = np.concatenate(by_scale, axis=1)[:, : x1.shape[1]]
+        return dict(zip(self.own_scales, by_column, strict=True))
+
+    def _columns(self, *parts: np.ndarray) -> Iterator[list[np.ndarray]]:
+        """Yield scales of units and parts, (columns, ...), some columns at a time."""
+        whole = [whole_tiles(part, _COLUMNS) for part in (*self.own_scales.values(), *parts)]
+        for start in range(0, len(whole[0]), _COLUMNS):
+            yield [part[start : start + _COLUMNS] for part in whole]
+
+    def means(self, rows: np.ndarray) -> np.ndarray:
+        """Return means over the law, less half of the mean over both, (n, d_in)."""
+        tiles = [np.concatenate(self.kernels(x, self.nodes, False)) @ self.weights for x in self._with_nodes(rows)]
+        by_row, among, _ = np.split(np.concatenate(tiles, axis=1)[: rows.shape[1]].T, self._ends(rows))
+        return by_row - 0.5 * self.weights @ among
+
+    def slopes_of_means(self, rows: np.ndarray, slope: np.ndarray) -> Slopes:
+        """Return derivatives by the scales of units, from those by the means."""
+        points, by_tile = self._with_nodes(rows), []
+        by_point = np.zeros((len(points) * TILE, rows.shape[1]))
+        by_row, among, _ = np.split(by_point, self._ends(rows))  # views
+        by_row += slope
+        among -= 0.5 * np.outer(self.weights, slope.sum(axis=0))
+        for x, by_mean in zip(points, by_point.reshape(points.shape), strict=True):
+            by_kernel = [part[:, :, None] * self.weights for *_, part in self._columns(by_mean.T)]
+            by_tile.append(self.slopes(x, self.nodes, False, by_kernel))
+        return jax.tree.map(lambda *slopes: np.sum(slopes, axis=0), *by_tile)
+
+    def _with_nodes(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows and the law's nodes, in tiles, (tiles, TILE, d_in)."""
+        return whole_tiles(np.concatenate([rows, self.nodes])).reshape(-1, TILE, rows.shape[1])
+
+    def _ends(self, rows: np.ndarray) -> list[int]:
+        """Return where rows and nodes end."""
+        return [len(rows), len(rows) + len(self.nodes)]
 
 
 def _block_scales(network: Any) -> dict[str, Any]:
@@ -167,36 +214,37 @@ def _block_scales(network: Any) -> dict[str, Any]:
     return {name: value for name, value in dense_block(network, parent=None).scales().items() if value is not None}
 
 
-_means = partial(jax.jit, static_argnums=0)(unit_means)
+@partial(jax.jit, static_argnums=0)
+def _units(activation: Activation, w_std: Any, b_std: Any, x1: Any, x2: Any, is_on_diagonal: Any) -> Array:
+    """Return the kernels of units of some columns, (columns, n1, n2)."""
+    same = is_on_diagonal & jnp.eye(x1.shape[1], x2.shape[1], dtype=bool)
+    return jax.lax.map(lambda column: unit_kernel(activation, column, same)[0], (w_std, b_std, x1, x2))
 
 
 @partial(jax.jit, static_argnums=0)
-def _means_slope(activation: Activation, units: Scales, x: Any, nodes: Any, weights: Any, slope: Any) -> Scales:
-    """Return derivatives by the scales, from that by the means."""
-    return jax.vjp(lambda units: unit_means(activation, units, x, nodes, weights), units)[1](slope)[0]
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _tile(
-    activation: Activation, effects: Effects, units: Scales, first: Rows, second: Rows, is_on_diagonal: Any
+def _units_slope(
+    activation: Activation, w_std: Any, b_std: Any, x1: Any, x2: Any, is_on_diagonal: Any, slope: Any
 ) -> Array:
-    same = is_on_diagonal & jnp.eye(TILE, dtype=bool)
-    return sum_of_effects(activation, effects, units, first, second, same)[0]
+    """Return derivatives by both scales of some columns, (2, columns), from those by their kernels."""
+    same = is_on_diagonal & jnp.eye(x1.shape[1], x2.shape[1], dtype=bool)
+
+    def of_column(column: Any) -> Any:
+        *scales, x1, x2, slope = column
+        return jax.vjp(lambda *scales: unit_kernel(activation, (*scales, x1, x2), same)[0], *scales)[1](slope)
+
+    return jnp.stack(jax.lax.map(of_column, (w_std, b_std, x1, x2, slope)))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=0)
+def _tile(effects: Effects, scales: Scales, kernels: list[Array], means1: Array, means2: Array) -> Array:
+    """Return a tile of the kernel of all effects, from the kernels of units."""
+    columns = jnp.concatenate(kernels)[: means1.shape[1]]
+    return sum_of_effects(effects, scales, lambda kernel: (kernel, jnp.zeros(())), columns, means1, means2)[0]
+
+
+@partial(jax.jit, static_argnums=0)
 def _tile_slope(
-    activation: Activation,
-    effects: Effects,
-    units: Scales,
-    first: Rows,
-    second: Rows,
-    is_on_diagonal: Any,
-    slope: Any,
-) -> tuple[Scales, Array, Array]:
-    """Return derivatives by the scales and by both means, from that by the tile."""
-
-    def tile(units: Scales, means1: Array, means2: Array) -> Array:
-        return _tile(activation, effects, units, (first[0], means1), (second[0], means2), is_on_diagonal)
-
-    return jax.vjp(tile, units, first[1], second[1])[1](slope)
+    effects: Effects, scales: Scales, kernels: list[Array], means1: Array, means2: Array, slope: Any
+) -> tuple[Any, list[Array], Array, Array]:
+    """Return derivatives by the scales of effects, by the kernels of units and by both means, from that by the tile."""
+    return jax.vjp(partial(_tile, effects), scales, kernels, means1, means2)[1](slope)

@@ -68,11 +68,11 @@ class Bound(Objective):
 
 def fit_scales(
     objective: Evidence | Bound, rows: np.ndarray, num_restarts: int, random: np.random.Generator
-) -> tuple[dict[str, Any], dict[str, Any], np.ndarray]:
-    """Return fields of the fit, row of the table and logarithms at the mode of the scales, from starts on some rows."""
+) -> tuple[dict[str, Any], dict[str, Any], np.ndarray, np.ndarray]:
+    """Return fields of the fit, row of the table, logarithms at the mode and the Hessian, from starts on some rows."""
     problem = objective.problem
     logarithms = mode_of(objective, rows, num_restarts, random)
-    loss, log_marginal, errors = laplace(objective, logarithms)
+    loss, log_marginal, errors, hessian = laplace(objective, logarithms)
     held_out = {}
     if isinstance(objective, Bound) and objective.observations.is_of_labels:
         logarithms, held_out["held_out"] = choose_readout(objective[rows], logarithms)
@@ -83,7 +83,7 @@ def fit_scales(
     row = problem.row() | {"log_evidence": fields["log_evidence"], "log_marginal": log_marginal, **held_out}
     if fields["noise_scale"] is not None:
         row["noise_scale"] = fields["noise_scale"]
-    return fields, row, logarithms
+    return fields, row, logarithms, hessian
 
 
 _NUM_FOLDS, _MANY_FOLDS = 3, 10  # of each of several scales, and of the one chosen
@@ -295,12 +295,12 @@ def fit(
             objective = Bound(problem, observations) if observations else Evidence(problem, targets)
             fits.append((*fit_scales(objective, rows, num_restarts, random), problem))
         fits.sort(key=lambda entry: -entry[1].get("held_out", entry[1]["log_marginal"]))
-        fields, row, logarithms, problem = fits[0]
+        fields, row, logarithms, hessian, problem = fits[0]
         if observations and "held_out" in row:
             data["held_out"] = left_out(problem.gram(logarithms), observations, _MANY_FOLDS)
         fitted = WideLimitFit(**fields, table=[row for _, row, *_ in fits], offset=offset, **data)
         if scales == "integrated":
-            posterior = ScalePosterior(Evidence(problem, targets), targets, logarithms)
+            posterior = ScalePosterior(problem, targets, logarithms, hessian)
             fitted = fitted.over(problem, draw_scales(posterior, random, progress_bar))
         if is_normal:
             process = Conditioned(problem.covariance(logarithms), targets.reshape(len(targets), -1))

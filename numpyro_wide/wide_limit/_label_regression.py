@@ -153,7 +153,7 @@ def fit_labels(
     scores = (LabelScore(problem, labels, num_classes) for problem in problems)
     ranking = _ranked(scores, subset, rows, num_restarts, random)
     _, score, logarithms = ranking[0]
-    _, _, errors = laplace(score[subset], logarithms)
+    _, _, errors, _ = laplace(score[subset], logarithms)
     problem, gram = score.problem, score.problem.gram(logarithms)
     if len(subset) < len(labels):
         logarithms = _with_best_noise(score, logarithms, gram)

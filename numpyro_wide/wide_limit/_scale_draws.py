@@ -14,7 +14,7 @@ from numpyro_wide._arviz import pareto_smoothed, rhat
 from numpyro_wide._checks import late_progress
 from numpyro_wide.wide_limit._gp import Conditioned, gp_log_evidence
 from numpyro_wide.wide_limit._kernels import fcn_kernel, kernel
-from numpyro_wide.wide_limit._scale_problem import Objective, hessian
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 
 _NUM_PROPOSALS, _DF = 400, 7.0  # draws of Student's t
 _NUM_KEPT = 50  # draws that predictions are made by
@@ -38,11 +38,11 @@ class ScaleDraws:
 class ScalePosterior:
     """Posterior of the scales of a normal likelihood, in coordinates in which it is about standard normal."""
 
-    def __init__(self, objective: Objective, targets: np.ndarray, mode: np.ndarray):
-        """Take the curvature at the mode of the logarithms."""
-        self.problem, self.columns = objective.problem, targets.reshape(len(targets), -1)
-        spreads = self.problem.spreads
-        values, vectors = np.linalg.eigh(hessian(objective, mode) * np.outer(spreads, spreads))
+    def __init__(self, problem: ScaleProblem, targets: np.ndarray, mode: np.ndarray, hessian: np.ndarray):
+        """Take the mode of the logarithms, and the Hessian of minus the log posterior there."""
+        self.problem, self.columns = problem, targets.reshape(len(targets), -1)
+        spreads = problem.spreads
+        values, vectors = np.linalg.eigh(hessian * np.outer(spreads, spreads))
         self.center, self.basis = mode, spreads[:, None] * vectors / np.sqrt(np.maximum(values, _FLATTEST))
 
     def logarithms(self, coordinates: Any) -> Any:

@@ -227,9 +227,9 @@ def tile_slices(num_rows: int, num_columns: int | None = None) -> Iterator[tuple
             yield slice(row, row + TILE), slice(column, column + TILE)
 
 
-def whole_tiles(x: np.ndarray) -> np.ndarray:
+def whole_tiles(x: np.ndarray, size: int = TILE) -> np.ndarray:
     """Return rows, and the first one again and again, up to whole tiles."""
-    return np.concatenate([x, np.repeat(x[:1], -len(x) % TILE, axis=0)])
+    return np.concatenate([x, np.repeat(x[:1], -len(x) % size, axis=0)])
 
 
 def _through(activation: Activation, scales: dict[str, Any], units: _Units, is_on_diagonal: bool) -> Iterator[_Units]:
@@ -319,23 +319,23 @@ def mode_of(objective: Objective, rows: np.ndarray, num_restarts: int, random: n
     _check_finite(problem, best.fun)
     logarithms = np.asarray(best.x)
     if len(rows) < len(problem.inputs):
-        values, vectors = _curvature(some, logarithms)
+        values, vectors = _curvature(problem, hessian(some, logarithms)[1])
         # The curvature grows with the rows.
         share = len(rows) / len(problem.inputs)
         logarithms = _descend_scaled(objective, logarithms, vectors * np.sqrt(share / values))
     return logarithms
 
 
-def laplace(objective: Objective, logarithms: np.ndarray) -> tuple[float, float, np.ndarray]:
-    """Return the loss at the mode, the log marginal, and standard errors of the logarithms."""
+def laplace(objective: Objective, logarithms: np.ndarray) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """Return the loss at the mode, the log marginal, standard errors of the logarithms, and the Hessian."""
     spreads = objective.problem.spreads
-    loss = objective(logarithms)[0]
+    loss, matrix = hessian(objective, logarithms)
     _check_finite(objective.problem, loss)
-    values, vectors = _curvature(objective, logarithms)
+    values, vectors = _curvature(objective.problem, matrix)
     log_marginal = float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(spreads)))
     errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
     errors[np.abs(logarithms) > (BOUND - 1e-6) * spreads] = np.nan
-    return loss, log_marginal, errors
+    return loss, log_marginal, errors, matrix
 
 
 def _check_finite(problem: ScaleProblem, loss: float) -> None:
@@ -378,16 +378,16 @@ def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndar
     return inside(minimize(along, zero, jac=True, method="SLSQP", constraints=[constraint], options=options).x)
 
 
-def _curvature(objective: Objective, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues and eigenvectors of the Hessian."""
-    values, vectors = np.linalg.eigh(hessian(objective, logarithms))
+def _curvature(problem: ScaleProblem, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues and eigenvectors of a Hessian."""
+    values, vectors = np.linalg.eigh(matrix)
     # No direction is known worse than a priori.
-    return np.maximum(values, 1 / objective.problem.spreads.max() ** 2), vectors
+    return np.maximum(values, 1 / problem.spreads.max() ** 2), vectors
 
 
-def hessian(objective: Objective, logarithms: np.ndarray) -> np.ndarray:
-    """Return the matrix of second derivatives by the logarithms, by differences of gradients."""
-    gradient, size = objective(logarithms)[1], objective.step
+def hessian(objective: Objective, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the loss, and the matrix of its second derivatives by the logarithms, by differences of gradients."""
+    (loss, gradient), size = objective(logarithms), objective.step
     moved = [objective(logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
     matrix = np.stack(moved) / size
-    return (matrix + matrix.T) / 2
+    return loss, (matrix + matrix.T) / 2

@@ -41,6 +41,7 @@ TINY = {
     "finite_cnn.py": "--models 'five MLPs' 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 "
     "--num-warmup 25 --num-samples 25 --num-epochs 2 --mlp-width 4",
     "emulators.py": "--functions buckling --ratios 2",
+    "features_learnt.py": "--num-rows 50 --num-test 20 --dense 4 --additive 1 --num-adam 5 --steps 60",
     "sbibm.py": "--budgets 200 --num-steps 1100 --num-draws 100",
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
@@ -66,6 +67,7 @@ FIGURES = {
     "images.py": "*.csv *.png kernels",
     "finite_cnn.py": "*.csv *.png *_scores.csv",
     "emulators.py": "*.csv *.png *_summary.csv",
+    "features_learnt.py": "*.csv *.png",
     "sbibm.py": "*.csv *.png *_summary.csv",
     "parametrisations.py": "*.csv *_summary.csv",
     "how_wide.py": "*.csv *_gradients.csv *_gradients.png *_scores.csv *_seconds.csv *_seconds.png",
@@ -75,7 +77,7 @@ SILENT_FOR_LONG = (
     *("mixing_by_width.py", "mixing_speed.py", "dropout_qkl.py", "cold_posteriors.py", "cooling_by_width.py"),
     *("wide_mean_field.py", "mean_field_classification.py", "fashion.py", "bayesian_optimisation.py", "collapse.py"),
     *("posterior_slices.py", "classes.py", "how_wide.py", "finite_cnn.py", "estimator.py"),
-    *("emulators.py", "sbibm.py", "parametrisations.py"),
+    *("emulators.py", "features_learnt.py", "sbibm.py", "parametrisations.py"),
 )
 
 

@@ -10,7 +10,7 @@ from numpyro_wide.nn import FCN, AdditiveNetwork
 from numpyro_wide.wide_limit import _scale_draws
 from numpyro_wide.wide_limit._fit import Evidence, _network_problem
 from numpyro_wide.wide_limit._scale_draws import ScalePosterior, draw_scales
-from numpyro_wide.wide_limit._scale_problem import ScaleProblem
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem, hessian
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(9, 1))
@@ -88,7 +88,8 @@ def posterior(network=None):
     options = {"inputs": X, "size": SIZE, "by_input": False, "has_noise": True}
     with double_precision():
         problem = ScaleProblem.of("erf", 1, **options) if network is None else _network_problem(network, **options)
-        return ScalePosterior(Evidence(problem, Y), Y, np.zeros(len(problem.spreads)))
+        mode = np.zeros(len(problem.spreads))
+        return ScalePosterior(problem, Y, mode, hessian(Evidence(problem, Y), mode)[1])
 
 
 @pytest.mark.fault("wide_limit/_scale_draws.py", "return prior - gp_log_evidence(", "return -gp_log_evidence(")
