@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from numpyro_wide._checks import check_one_of, kind_of, progress, whole_number
 from numpyro_wide.estimators._plan import DEFAULT_SECONDS, Plan, measured_speed
 from numpyro_wide.machine import precision
+from numpyro_wide.wide_limit._limit import WideLimitFit
 
 _logger = logging.getLogger("numpyro_wide.estimators")
 
@@ -195,9 +196,28 @@ class WideBNN(BaseEstimator):
             report.add("Data", f"constant columns left out: {inputs.shape[1] - len(self._columns)}")
         return self._standardised(inputs)
 
-    def _keep(self, report: Report, clock: Clock, plan: Plan, method: str, fit: Any, posterior: Any, mcmc: Any) -> None:
+    def _keep(
+        self,
+        report: Report,
+        clock: Clock,
+        plan: Plan,
+        method: str,
+        fit: WideLimitFit,
+        posterior: Any,
+        mcmc: Any,
+        log_density: float,
+    ) -> None:
         """Set the results of a fit, and warn; the limit has no model and no draws."""
-        report.add("Decision", f'predictions are those of "{method}"')
+        of_limit = method == "limit"
+        self.summary_ = {
+            "method": method,
+            "structure": str(fit.table[0]["structure"]) if of_limit else "dense",
+            "log_density": log_density,
+            "noise_scale": float(fit.noise_scale),
+            **{name: getattr(posterior, name, None) for name in ("rhat", "agrees", "pareto_shape")},
+            "seconds": clock.seconds,
+        }
+        report.add("Decision", f'predictions are those of "{method}"', posterior_line(self.summary_))
         report.add("Time", f"{clock.seconds:.1f} of {clock.budget:g} seconds, compilation included", clock.by_stage())
         self.plan_, self.method_, self.fit_, self.mcmc_, self.report_ = plan, method, fit, mcmc, report
         self._posterior = posterior
@@ -218,6 +238,21 @@ class WideBNN(BaseEstimator):
             return np.zeros((len(inputs), 1))
         loc, scale = (part[self._columns] for part in self._moments)
         return (inputs[:, self._columns] - loc) / scale
+
+
+def posterior_line(summary: dict[str, Any]) -> str:
+    """Return what a summary's predictions are in the report's words."""
+    rhat = summary["rhat"]
+    if summary["method"] == "limit":
+        kind = f"exact given scales and noise, at their mode, of an infinitely wide {summary['structure']} network"
+    elif summary["pareto_shape"] is not None:
+        kind = f"weighted draws (Pareto shape {summary['pareto_shape']:.2f})"
+    elif rhat is None:
+        kind = "draws of a single chain (R-hat unknown)"
+    else:
+        kind = "draws of" if summary["agrees"] else "an ensemble of"
+        kind += f" chains that {'agree' if summary['agrees'] else 'do not agree'} (R-hat {rhat:.3f})"
+    return f"posterior: {kind}"
 
 
 def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -180,8 +180,10 @@ def judge(
         posterior = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
     some = slice(None, None, -(-len(x) // MOST_CHECKED))
     mean, variance, noise_variance = (part[kept, some] for part in function)
-    is_settled, lines, agree = convergence(mean, variance + noise_variance, y[some], num_left)
-    if not agree:
+    is_settled, lines, posterior.agrees, posterior.rhat = convergence(
+        mean, variance + noise_variance, y[some], num_left
+    )
+    if not posterior.agrees:
         lines.append(weigh(posterior, num_left, (mean, variance, noise_variance), y[some]))
     return posterior, is_settled, [*lines, *lost]
 
@@ -234,19 +236,21 @@ def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.
     return rows, len(chains), [f"{line}{len(rows)} draws of {len(chains)} chains are kept"]
 
 
-def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> tuple[bool, list[str], bool]:
-    """Tell by predictive moments (chains · draws, rows, k) for y (rows, k) whether chains settled, and agree."""
+def convergence(
+    mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int
+) -> tuple[bool, list[str], bool, float | None]:
+    """Judge by moments (chains · draws, rows, k) for y (rows, k): whether chains settled, and agree, and R-hat."""
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
     sizes = _arviz.effective_sample_size(by_chain[0])
     lines = [f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, smallest {np.nanmin(sizes):.0f}"]
     if num_chains == 1:
-        return True, [*lines, "R-hat is unknown for a single chain; run more of them"], True
+        return True, [*lines, "R-hat is unknown for a single chain; run more of them"], True, None
     found = pooling(y, *by_chain)
     lines.append(f"R-hat of predictions between chains: {found.between:.3f}, largest {found.largest:.3f}")
     if not found.unsettled:
-        return True, [*lines, found.advice], found.between <= found.limit
+        return True, [*lines, found.advice], found.between <= found.limit, found.between
     # The excess of its square goes with one over the length.
     factor = (found.between**2 - 1) / (found.limit**2 - 1)
     many = f"about {factor:.1f} times" if factor < _MOST_TIMES else f"more than {_MOST_TIMES} times"
     longer = f"{many} as many steps, of as much of the time_budget, would bring R-hat to {found.limit:g}"
-    return False, [*lines, found.advice, *([longer] if factor > 1 else [])], False
+    return False, [*lines, found.advice, *([longer] if factor > 1 else [])], False, found.between

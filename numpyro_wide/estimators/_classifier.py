@@ -84,6 +84,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
     Attributes:
         classes_: labels, in the order of the probabilities.
         report_: decisions with their numbers, as text by ``str``.
+        summary_: as of :class:`WideBNNRegressor`; "log_density" is the limit's, of a label given all others.
         method_: "limit", "chains" or "stacked".
         fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised inputs.
         model_: collapsed model, ``model_(medians, x, codes)``; None for the limit.
@@ -130,7 +131,8 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             if plan.method != "limit":
                 plan, method, posterior, run = self._with_chains(limit, plan, clock, random, report)
         self.n_iter_ = 1 if run is None else run.num_steps
-        self._keep(report, clock, plan, method, limit, posterior, None if run is None else run.mcmc)
+        log_density = float(np.mean(np.asarray(limit.held_out)))
+        self._keep(report, clock, plan, method, limit, posterior, None if run is None else run.mcmc, log_density)
         return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:

@@ -18,6 +18,7 @@ SEVERAL = 20.0  # seconds that pay for several architectures of classes, and for
 COMPARED, FITTED, KNOWN = 200, 1000, 3000  # rows to choose limits by, to fit scales to, to predict from: bike, memory
 FEW = 50  # rows; with fewer, one layer, one scale and targets as they are: chance decides
 LIMIT_DEPTHS = 1, 3
+STRUCTURED_COLUMNS, STRUCTURED_SECONDS = 50, 10.0  # at the most, and of their comparison: Griewank and Rosenbrock of 20
 LIMIT_SECONDS, LIMIT_SHARE = 30.0, 0.3  # for a thousand rows, of three layers with scales by column; of the budget
 CODES_SECONDS = 100.0  # of label regression on 3000 rows: digits
 
@@ -105,6 +106,7 @@ class Plan:
     known_rows: int = 0
     depths: tuple[int, ...] = (1,)  # of the limits
     by_column: bool = False  # whether limits with scales by column are compared
+    structures: tuple[str, ...] = ("dense",)  # of the limits
     race_rows: tuple[int, int] = (0, 0)  # learnt from, left out
     race_runs: tuple[tuple[int, int], ...] = ()  # depth and part of each
     prefers_depth: bool = False
@@ -144,8 +146,9 @@ class Plan:
         lines = [
             f"{self.num_rows} rows, {self.num_columns} columns; method {self.method}, noise {self.noise}; "
             f"{self.time_budget:g} seconds at the speed {self.speed:g}",
-            f"limit: layers {_listed(self.depths)}; {self.compared_rows or self.known_rows} rows to choose by, "
-            f"{self.fitted_rows or self.known_rows} to fit scales to, {self.known_rows} to predict from",
+            f"limit: {_listed(self.structures)}, layers {_listed(self.depths)}; "
+            f"{self.compared_rows or self.known_rows} rows to choose by, {self.fitted_rows or self.known_rows} to fit "
+            f"scales to, {self.known_rows} to predict from",
         ]
         if self.race_runs:
             depths, (learnt, held) = _listed(dict.fromkeys(depth for depth, _ in self.race_runs)), self.race_rows
@@ -159,8 +162,8 @@ class Plan:
         return "\n".join(lines + [f"left out: {line}" for line in self.left_out])
 
 
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _listed(values: Iterable[int | str]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _frozen(value: Any) -> Any:
@@ -261,6 +264,12 @@ def plan_regression(
         depths=_depths(hidden, LIMIT_DEPTHS if compared >= FEW else LIMIT_DEPTHS[:1]),
         by_column=num_columns > 1 and compared >= FEW,
     )
+    # A structured network is a limit alone: not for who asks for layers, for draws, or for a noise by row.
+    is_free = (
+        isinstance(hidden, str) and noise != "by_row" and compared >= FEW and 1 < num_columns <= STRUCTURED_COLUMNS
+    )
+    if is_free and (method == "limit" or (method == "auto" and num_rows > WEIGHTED_ROWS and seconds >= 2 * SEVERAL)):
+        plan = replace(plan, structures=("dense", "additive", "both"))
     if method == "limit":
         return plan
     if plan.noise != noise:
@@ -270,6 +279,7 @@ def plan_regression(
     learnt = min(int(0.8 * plan.known_rows), max(RACE_ROWS[0], int(RACE_ROWS[1] * seconds)))
     held = min(plan.known_rows - learnt, RACE_ROWS[2])
     seconds -= min(LIMIT_SHARE * seconds, LIMIT_SECONDS * plan.fitted_rows / FITTED)
+    seconds -= STRUCTURED_SECONDS * (len(plan.structures) > 1)
     if method == "weighted" or (method == "auto" and num_rows <= WEIGHTED_ROWS):
         plan, seconds = _with_weighted(plan, seconds)
     if method == "weighted":

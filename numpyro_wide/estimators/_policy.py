@@ -46,6 +46,7 @@ class Result(NamedTuple):
 
     method: str
     posterior: Any
+    log_density: float  # of rows left out, a row
     mcmc: MCMC | None = None
     num_steps: int = 1
 
@@ -105,6 +106,9 @@ class Regression:
             self.clock.begin("race of architectures")
             optima, self.plan = with_limit(self.limit, self.gram, self.plan, self.clock, self.random, self.report)
         chosen: Any = optima[0] if optima else self.fit
+        if not optima and self.fit.network is not None:
+            self.report.add("Finite network", "none: the limit of the structured network predicts")
+            return None
         schedule = self.plan.schedule(chosen.depth)
         key = jax.random.key(self.random.randint(2**31 - 1))
         if self.plan.num_weighted:
@@ -149,7 +153,9 @@ class Regression:
         line = f"{number} chosen of {10 * number} draws of the prior by their evidence; Pareto shape {shape:.2f}"
         self.report.add("Weighted draws", line)
         if self.plan.method == "weighted" or shape <= loo.LARGEST_SHAPE:
-            return Run(DrawnPosterior(network, {name: draws[name] for name in draws if name != "readout"}, known))
+            posterior = DrawnPosterior(network, {name: draws[name] for name in draws if name != "readout"}, known)
+            posterior.pareto_shape = shape
+            return Run(posterior)
         self.report.add("Weighted draws", f"above {loo.LARGEST_SHAPE}: few draws have the weight, so chains are run")
         return None
 
@@ -160,6 +166,7 @@ class Regression:
         for more.
         """
         by_draws = loo.of_regression(run.posterior.function(self.scored[0]), self.scored[1])
+        density = float(np.mean(by_draws.by_row))
         num_scales = sum(np.size(error) for error in self.fit.standard_errors.values())
         penalised = self.by_limit.by_row - num_scales / self.plan.fitted_rows
         kind = "weighted draws" if run.mcmc is None else "chains"
@@ -170,15 +177,19 @@ class Regression:
             f"(leave-one-out, the limit less one nat for each of its {num_scales} scales)",
         )
         if self.plan.method != "auto":
-            return Result(self.plan.method, *run[:3])
+            return Result(self.plan.method, run.posterior, density, *run[1:3])
         if loo.is_better(penalised, by_draws.by_row):
             self.report.add("Decision", f"{kind} dropped: the limit is better by more than two standard errors")
-            return Result("limit", self.limit)
+            return self.by_limit_alone()
         weight = max(1 - _MOST_OF_LIMIT, loo.stacking_weight(by_draws.by_row, penalised))
         least = f"at least {1 - _MOST_OF_LIMIT:g}"
         self.report.add("Decision", f"weight of {kind}, stacked with the limit: {weight:.3f}, {least}")
         run.posterior.stack(self.limit, weight)
-        return Result("stacked", *run[:3])
+        return Result("stacked", run.posterior, density, *run[1:3])
+
+    def by_limit_alone(self) -> Result:
+        """Return the limit's predictions."""
+        return Result("limit", self.limit, float(np.mean(self.by_limit.by_row)))
 
 
 def decide(
@@ -190,7 +201,7 @@ def decide(
     work = Regression(plan, x, scale.forward(y), clock, random, report)
     work.fit_limit()
     work.tell_far_rows(scale)
-    result, varies = Result("limit", work.limit), np.ptp(work.fit.targets, axis=0).any()
+    result, varies = work.by_limit_alone(), np.ptp(work.fit.targets, axis=0).any()
     by_row = bool(varies) and work.choose_noise()
     if not varies:
         report.add("Decision", "the targets are all the same: the limit predicts them, and its noise is arbitrary")
@@ -241,14 +252,16 @@ def fit_scales(x: np.ndarray, y: np.ndarray, plan: Plan, random: np.random.Rando
     rows = random.permutation(len(x))
     some, more = rows[: plan.compared_rows], rows[: plan.fitted_rows]
     found = compare_architectures(x[some], y[some], plan, report)
-    by_column = "input_scale" in found.scales
+    best = found.table[0]
     if len(more) > len(some):
-        kind: dict[str, Any] = {"activation": found.activation, "depth": found.depth, "input_scale": by_column}
+        kind = {name: best[name] for name in ("structure", "activation", "input_scale")}
+        kind |= {"depth": max(best["depth"], 1), "order": max(best["order"], 1)}
         found = fit(x[more], y[more], num_restarts=1, num_rows=len(some), progress_bar=False, **kind)
     known = rows[: plan.known_rows] if plan.known_rows < len(x) else np.arange(len(x))
     report.add(
         HEADING,
-        f"{found.activation}, hidden layers: {found.depth}, input scale: {'by column' if by_column else 'none'}",
+        f"{best['structure']}, {found.activation}, hidden layers: {found.depth}, "
+        f"input scale: {'by column' if best['input_scale'] else 'none'}",
         f"noise {found.noise_scale:.4g} standard deviations of the targets, log evidence {found.log_evidence:.2f}",
     )
     return replace(found, inputs=x[known], targets=y[known])
@@ -258,12 +271,24 @@ def compare_architectures(x: np.ndarray, y: np.ndarray, plan: Plan, report: Repo
     """Choose activation, depth and column scales by the evidence of some rows."""
     fitted = partial(fit, x, y, num_restarts=1, num_rows=len(x), progress_bar=False)
     first, *deeper = plan.depths
+
+    def log_marginal(one: WideLimitFit) -> float:
+        return one.table[0]["log_marginal"]
+
     fits = [fitted(activation=_ACTIVATIONS, depth=first, input_scale=False)]
     fits += [fitted(activation=fits[0].activation, depth=depth, input_scale=False) for depth in deeper]
     if plan.by_column:
         # Both again: column scales often change their order.
         fits.append(fitted(activation=_ACTIVATIONS, depth=first, input_scale=True))
-    best = max(fits, key=lambda one: one.table[0]["log_marginal"])
+    if np.ptp(x, axis=0).all():  # by dummies, few rows may not
+        activation: Any = _ACTIVATIONS
+        for structure in plan.structures[1:]:
+            before = max(map(log_marginal, fits))
+            fits.append(fitted(activation=activation, structure=structure))
+            if log_marginal(fits[-1]) < before:
+                break  # one with a dense block, too, follows on a gain
+            activation = fits[-1].activation
+    best = max(fits, key=log_marginal)
     table = sorted((row for one in fits for row in one.table), key=lambda row: -row["log_marginal"])
     report.add(
         HEADING,

@@ -142,6 +142,9 @@ class DrawnPosterior:
 
     limit: LimitPosterior | None = None
     weight = 1.0  # of the draws; the limit has the rest
+    rhat: float | None = None  # of predictions between chains
+    agrees: bool | None = None  # whether chains do
+    pareto_shape: float | None = None  # of the weights of draws
 
     def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
         self.network, self.model = network, collapsed(network)

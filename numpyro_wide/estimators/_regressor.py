@@ -45,6 +45,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         plan_: rows, candidates and steps of the fit, as they were run; its ``to_json()`` is a text. On one machine fits
             by a plan and a ``random_state`` are equal to the last bit.
         report_: decisions with their numbers, as text by ``str``.
+        summary_: the report's numbers, a dictionary: "method"; "structure", "dense", "additive" or "both";
+            "log_density" of a row left out; "noise_scale" of the limit, in deviations of the targets; "rhat" of
+            predictions between chains, and "agrees", whether they do; "pareto_shape" of weighted draws; "seconds".
         method_: "limit", "weighted", "chains" or "stacked".
         target_transform_: "none", "cube_root" or "log".
         fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised data, targets
@@ -135,7 +138,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         if self.target_transform_ == "none" and np.all(scale > 0):
             noise = ", ".join(f"{number:.4g}" for number in work.fit.noise_scale * np.ravel(scale))
             report.add("Infinitely wide network", f"noise in the units of the targets: {noise}")
-        self._keep(report, clock, work.plan, result.method, work.fit, result.posterior, result.mcmc)
+        log_density = result.log_density + float(np.mean(self._targets.log_slope(targets)))
+        self._keep(report, clock, work.plan, result.method, work.fit, result.posterior, result.mcmc, log_density)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False, return_cov: bool = False) -> Any:

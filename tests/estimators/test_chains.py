@@ -236,15 +236,15 @@ def test_judgement_of_chains():
     alike = random.normal(size=(800, 20, 1))
     assert convergence(alike, variance, y, 4)[::2] == (True, True)
     apart = alike + 5.0 * np.repeat(np.arange(4), 200)[:, None, None]
-    is_settled, lines, agree = convergence(apart, variance, y, 4)  # longer chains would not meet
-    assert is_settled and not agree and "an ensemble" in lines[-1]
+    is_settled, lines, agree, rhat = convergence(apart, variance, y, 4)  # longer chains would not meet
+    assert is_settled and not agree and rhat > 2 and "an ensemble" in lines[-1]
     halves = np.repeat(np.tile([0.0, 0.5], 4), 100)[:, None, None]
-    is_settled, lines, _ = convergence(
+    is_settled, lines, *_ = convergence(
         alike + np.repeat(np.arange(4), 200)[:, None, None] * 0.3 + halves, variance, y, 4
     )
     assert not is_settled and "not settled" in lines[-2] and "times as many steps" in lines[-1]
     moving = alike + np.tile(np.linspace(0, 5, 200), 4)[:, None, None]
-    is_settled, lines, _ = convergence(moving, variance, y, 4)
+    is_settled, lines, *_ = convergence(moving, variance, y, 4)
     assert not is_settled and "not settled" in lines[-1]  # all move alike, and R-hat tells nothing of it
     assert "a single chain" in convergence(moving, variance, y, 1)[1][-1]
 
@@ -272,7 +272,7 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
 @pytest.mark.as_compiled
 @parametrize("noise", ["constant", "by_row"], rest="slow")
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
-    monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True))
+    monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True, 1.0))
     plan = plan_regression(40, 2, 1, method="chains", noise=noise, hidden=(4,), num_chains=2, time_budget=20)
     plan = replace(
         plan, schedules=(replace(plan.schedules[0], num_constant=200, num_warmup=100, looks=(200,), num_pieces=5),)

@@ -76,6 +76,29 @@ def test_plans_of_a_budget():
     )
 
 
+@parametrize(
+    ("options", "expected"),
+    [
+        ({}, True),
+        ({"num_columns": 1}, False),
+        ({"num_columns": 51}, False),
+        ({"time_budget": 30.0}, False),
+        ({"time_budget": 30.0, "method": "limit"}, True),
+        ({"num_rows": 100}, False),
+        ({"num_rows": 100, "method": "limit"}, True),
+        ({"num_rows": 40, "method": "limit"}, False),
+        ({"method": "chains"}, False),
+        ({"hidden": (50,)}, False),
+        ({"noise": "by_row"}, False),
+    ],
+    rest="as_compiled",
+)
+def test_structured_limits_are_candidates_where_nothing_else_is_asked_for(options, expected):
+    shape = {"num_rows": 300, "num_columns": 8, "num_outputs": 1, "time_budget": 60.0}
+    plan = plan_regression(**shape | options)
+    assert plan.structures == (("dense", "additive", "both") if expected else ("dense",))
+
+
 def test_a_plan_on_a_machine_half_as_fast_is_that_of_half_the_seconds():
     slow = plan_regression(1000, 8, 1, time_budget=120.0, speed=2.0)
     assert replace(slow, time_budget=60.0, speed=1.0) == plan_regression(1000, 8, 1, time_budget=60.0)
