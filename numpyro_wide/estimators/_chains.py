@@ -27,6 +27,7 @@ from numpyro_wide.runs._optimum import init_to_optimum
 BIAS_TOLERANCE = 0.15  # root mean square over directions
 MOST_CHECKED = 200  # rows of the comparison of chains
 _STARTS_APART = 0.1  # of those near one optimum, in prior deviations
+LARGEST_RHAT = 1.01  # of function, scales and noise of a posterior (Vehtari et al. 2021)
 _MOST_TIMES = 10  # as many steps, that are worth a number
 _FIELDS = {"extra_fields": ("accept_prob", "num_grad")}
 
@@ -73,13 +74,13 @@ def run_chains(
             # Noise that varies from the start takes for noise what is not learnt yet, and some of it never is.
             clock.begin("chains with constant noise")
             held = target.without("noise.readout")
-            first = warm_up(target._replace(used=held), run_key, vectors, *lengths)
+            first = warm_up(target._replace(used=held), run_key, vectors, *lengths, schedule.adjusted)
             pieces = run_pieces(first, schedule.num_constant, schedule.constant_pieces, clock)
             schedule = replace(schedule, constant_pieces=len(pieces))
             num_steps = schedule.num_warmup + len(pieces) * (schedule.num_constant // PIECES)
             vectors = held[None] * jnp.reshape(first.last_state.z, vectors.shape)
         clock.begin("warmup of the chains")
-        mcmc = warm_up(target, run_key, vectors, *lengths)
+        mcmc = warm_up(target, run_key, vectors, *lengths, schedule.adjusted)
         num_steps, num_warmup, pieces = num_steps + schedule.num_warmup, num_steps + schedule.num_warmup, []
         for length in schedule.looks:
             clock.begin(f"samples of the chains, {length} steps")
@@ -87,7 +88,8 @@ def run_chains(
             pieces += run_pieces(mcmc, length, min(PIECES, schedule.num_pieces - before), clock)
             num_steps += (len(pieces) - before) * (length // PIECES)
             join(mcmc, pieces[-PIECES:])
-            posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
+            form: dict[str, Any] = {"is_strict": schedule.adjusted}
+            posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains, **form)
             if is_settled or len(pieces) == schedule.num_pieces:
                 break
             if len(pieces) < before + PIECES or clock.is_over:
@@ -98,7 +100,9 @@ def run_chains(
                 break
     report.add(
         "Chains",
-        f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from "
+        f"{num_chains} "
+        + ("adjusted" if schedule.adjusted else f"unadjusted (bias tolerance {BIAS_TOLERANCE})")
+        + " microcanonical chains from "
         + ("optima of the race" if optima else "Adam's optimum")
         + (", with scales and noise held at their medians" if hold or optima else ""),
         f"{num_warmup} warmup steps{', first with constant noise,' if starts_constant else ''} "
@@ -108,9 +112,12 @@ def run_chains(
     return Run(posterior, mcmc, num_steps, schedule)
 
 
-def warm_up(target: "FlatTarget", key: Any, vectors: Array, num_warmup: int, num_kept: int) -> MCMC:
+def warm_up(
+    target: "FlatTarget", key: Any, vectors: Array, num_warmup: int, num_kept: int, adjusted: bool = False
+) -> MCMC:
     """Start chains at vectors (chains, size); equal lengths make all such chains one program."""
-    kernel = MicrocanonicalLangevin(potential_fn=target.potential_energy, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
+    form: dict[str, Any] = {"adjusted": adjusted, "bias_tolerance": BIAS_TOLERANCE}
+    kernel = MicrocanonicalLangevin(potential_fn=target.potential_energy, **form)
     form = {"num_chains": len(vectors), "postprocess_fn": target.values, "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, chain_method=kernel.compiled_once, **form)
     mcmc.warmup(key, init_params=vectors if len(vectors) > 1 else vectors[0], **_FIELDS)
@@ -169,7 +176,12 @@ class FlatTarget(NamedTuple):
 
 
 def judge(
-    network: Network, draws: dict[str, Any], known: tuple, scored: tuple[np.ndarray, np.ndarray], num_chains: int
+    network: Network,
+    draws: dict[str, Any],
+    known: tuple,
+    scored: tuple[np.ndarray, np.ndarray],
+    num_chains: int,
+    is_strict: bool = False,  # whether function, scales and noise are to agree, each
 ) -> tuple[DrawnPosterior, bool, list[str]]:
     """Return the posterior of finite draws, weighted if chains disagree, whether they settled at x and y, and lines."""
     x, y = scored
@@ -183,9 +195,27 @@ def judge(
     is_settled, lines, posterior.agrees, posterior.rhat = convergence(
         mean, variance + noise_variance, y[some], num_left
     )
-    if not posterior.agrees:
+    if is_strict:
+        posterior.rhat, name = largest_rhat(posterior, mean, noise_variance, num_left)
+        posterior.agrees = is_settled = posterior.rhat <= LARGEST_RHAT
+        lines.append(f"largest R-hat of function, scales and noise: {posterior.rhat:.4f}, of {name}")
+    elif not posterior.agrees:
         lines.append(weigh(posterior, num_left, (mean, variance, noise_variance), y[some]))
     return posterior, is_settled, [*lines, *lost]
+
+
+def largest_rhat(
+    posterior: DrawnPosterior, mean: np.ndarray, noise_variance: np.ndarray, num_chains: int
+) -> tuple[float, str]:
+    """Return the largest R-hat of function and noise, (chains · draws, rows, k), and of scales, and its name."""
+    values = {"the function": mean, "the noise": noise_variance}
+    values |= {name.removesuffix("_base"): draws for name, draws in posterior.draws.items() if "." not in name}
+    rhats = {
+        name: float(np.nanmax(_arviz.rhat(draws.reshape(num_chains, -1, *draws.shape[1:]))))
+        for name, draws in values.items()
+    }
+    name = max(rhats, key=lambda name: rhats[name])
+    return rhats[name], name
 
 
 def weigh(posterior: DrawnPosterior, num_chains: int, moments: Moments, y: np.ndarray) -> str:

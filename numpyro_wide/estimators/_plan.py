@@ -31,12 +31,19 @@ WEIGHTED_ROWS, NUM_WEIGHTED = 100, (500, 200, 50)  # more rows leave few draws t
 CONSTANT_ROWS = 10  # by column, at the most, with constant noise: diabetes
 UNITS, RACE_UNITS = 50, 32  # of one layer, and of several: UCI, where wider ones gain less than longer chains
 GRADIENT, GRADIENT_ROW = 6e-5, 4.5e-7  # seconds in float32; of each row and fifty units
-GRADIENTS = {"step": 2.6, "prediction": 3.0, "weighted draw": 45.0, "noise by row": 1.3}  # costs in gradients
+GRADIENTS = {
+    "step": 2.6,
+    "prediction": 3.0,
+    "weighted draw": 45.0,
+    "noise by row": 1.3,
+    "trajectory": 20.0,
+}  # costs in gradients
 COMPILING = {"chains": 8.5, "noise by row": 2.0, "Adam": 3.7, "weighted draws": 4.5, "race": 3.0}  # seconds
 FEWEST_STEPS, MANY_STEPS = 500, 17_000  # of chains; with as many, layers gain that optima do not need: kin8nm
 WARMUP_SHARE, CONSTANT_SHARE = 0.4, 0.3  # of the steps, at the most; with constant noise first: concrete
 MOST_ADAM, MOST_WARMUP, MOST_CONSTANT, FIRST_LOOK = 500, 2000, 25_000, 3000  # steps; more gained nothing: UCI
 NUM_KEPT = 200, 100, 50  # predictive draws by chain, a tenth of the steps at most
+TRAJECTORIES = 500  # of the warmup of a posterior, before its first look, and of its draws: 392 cars
 PIECES = 5  # of the steps before a look: after each the budget may end the fit
 
 
@@ -56,6 +63,7 @@ class Schedule:
     precision: str = "auto"  # or "float32", "float64", with half of the steps
     constant_pieces: int = PIECES
     num_pieces: int = 0  # in all looks; fewer of a fit that the budget has ended
+    adjusted: bool = False  # whether a step is a trajectory that Metropolis corrects: exact, and dearer
 
     @property
     def num_steps(self) -> int:
@@ -73,7 +81,7 @@ class Schedule:
         return (
             f"{self.depth} x {self.units} units, {'noise by row' if self.by_row else 'constant noise'}, "
             f"{self.num_rows} rows, {self.precision}: {constant}{self.num_warmup} of warmup, and "
-            f"{' + '.join(map(str, self.looks))} ({self.num_kept} draws kept)"
+            f"{' + '.join(map(str, self.looks))}{' adjusted' * self.adjusted} ({self.num_kept} draws kept)"
         )
 
 
@@ -194,9 +202,9 @@ def network_rows(num_rows: int, depth: int, units: int, num_chains: int, seconds
     return num_rows if num_rows <= KNOWN or seconds > 2 * FEWEST_STEPS * step else KNOWN
 
 
-def looks_of(num_steps: int) -> tuple[int, ...]:
+def looks_of(num_steps: int, length: int = FIRST_LOOK) -> tuple[int, ...]:
     """Part steps into runs, each twice as long as the last, and the rest."""
-    looks, length = list[int](), FIRST_LOOK
+    looks = list[int]()
     while num_steps >= 3 * length:  # with fewer, no run twice as long could follow
         looks.append(length)
         num_steps, length = num_steps - length, 2 * length
@@ -231,6 +239,20 @@ def schedule_of(
     return Schedule(*kind, num_adam, num_constant, num_warmup, looks, num_kept, num_pieces=PIECES * len(looks))
 
 
+def _with_posterior(plan: Plan, seconds: float) -> Plan:
+    """Add adjusted chains of one network, on all rows."""
+    depth, by_row = plan.depths[0], plan.noise == "by_row"
+    units = units_of(plan, depth)
+    seconds -= COMPILING["chains"] + COMPILING["Adam"] + COMPILING["noise by row"] * by_row
+    step = GRADIENTS["trajectory"] * plan.num_chains * gradient_seconds(plan.num_rows, depth, units, by_row)
+    number = int(seconds / step) // TRAJECTORIES - 1
+    if number < 1:
+        return _without(plan, f"the posterior of {depth} x {units} units: fewer than {2 * TRAJECTORIES} trajectories")
+    looks = looks_of(number * TRAJECTORIES, TRAJECTORIES)
+    kind = depth, units, by_row, plan.num_rows, MOST_ADAM, 0, TRAJECTORIES, looks, TRAJECTORIES
+    return replace(plan, schedules=(Schedule(*kind, num_pieces=PIECES * len(looks), adjusted=True),))
+
+
 def plan_regression(
     num_rows: int,
     num_columns: int,
@@ -248,7 +270,7 @@ def plan_regression(
     seconds = time_budget / speed
     affordable = int(FITTED * (LIMIT_SHARE * seconds / LIMIT_SECONDS) ** (1 / 3))
     compared = min(num_rows, COMPARED, max(affordable, FEW))
-    is_told = num_rows > max(WEIGHTED_ROWS, CONSTANT_ROWS * num_columns)
+    is_told = num_rows > max(WEIGHTED_ROWS, CONSTANT_ROWS * num_columns) and method != "posterior"
     plan = Plan(
         "regression",
         *(num_rows, num_columns, num_outputs, _widths(hidden), method),
@@ -261,7 +283,7 @@ def plan_regression(
         compared_rows=compared,
         fitted_rows=min(num_rows, max(min(affordable, FITTED), compared)),
         known_rows=min(num_rows, KNOWN),
-        depths=_depths(hidden, LIMIT_DEPTHS if compared >= FEW else LIMIT_DEPTHS[:1]),
+        depths=_depths(hidden, LIMIT_DEPTHS if compared >= FEW and method != "posterior" else LIMIT_DEPTHS[:1]),
         by_column=num_columns > 1 and compared >= FEW,
     )
     # A structured network is a limit alone: not for who asks for layers, for draws, or for a noise by row.
@@ -272,7 +294,7 @@ def plan_regression(
         plan = replace(plan, structures=("dense", "additive", "both"))
     if method == "limit":
         return plan
-    if plan.noise != noise:
+    if plan.noise != noise and method != "posterior":
         plan = _without(plan, "noise by row: the rows, ten a column or fewer, do not tell one that varies")
     is_raced = num_rows > WEIGHTED_ROWS and seconds >= SEVERAL and method != "weighted"
     race_seconds = RACE_SHARE * seconds
@@ -280,6 +302,8 @@ def plan_regression(
     held = min(plan.known_rows - learnt, RACE_ROWS[2])
     seconds -= min(LIMIT_SHARE * seconds, LIMIT_SECONDS * plan.fitted_rows / FITTED)
     seconds -= STRUCTURED_SECONDS * (len(plan.structures) > 1)
+    if method == "posterior":
+        return _with_posterior(plan, seconds)
     if method == "weighted" or (method == "auto" and num_rows <= WEIGHTED_ROWS):
         plan, seconds = _with_weighted(plan, seconds)
     if method == "weighted":

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 
 from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import Clock, Report
-from numpyro_wide.estimators._chains import Run, run_chains
+from numpyro_wide.estimators._chains import LARGEST_RHAT, Run, run_chains
 from numpyro_wide.estimators._plan import RACE_UNITS, Plan, Schedule, units_of
 from numpyro_wide.estimators._posteriors import (
     SPREAD,
@@ -176,6 +176,12 @@ class Regression:
             f"{kind} over the infinite-width limit: {loo.average(by_draws.by_row - penalised)} nats per row "
             f"(leave-one-out, the limit less one nat for each of its {num_scales} scales)",
         )
+        if self.plan.method == "posterior" and not run.posterior.agrees:
+            self.limit.rhat = run.posterior.rhat
+            line = f"no posterior: the chains reached an R-hat of {self.limit.rhat:.3f}, not {LARGEST_RHAT}"
+            mend = '; give a larger time_budget, other units by hidden, or take the ensemble of method="chains".'
+            self.report.warn("Decision", f"{line}, and the limit predicts", mend)
+            return self.by_limit_alone()
         if self.plan.method != "auto":
             return Result(self.plan.method, run.posterior, density, *run[1:3])
         if loo.is_better(penalised, by_draws.by_row):

@@ -67,6 +67,8 @@ class Mixture(NamedTuple):
 class LimitPosterior:
     """Posterior of the infinitely wide network at fixed scales."""
 
+    rhat: float | None = None  # of chains that did not agree, in whose place it predicts
+
     def __init__(self, fit: WideLimitFit):
         self.fit = fit
 

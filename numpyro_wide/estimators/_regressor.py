@@ -33,7 +33,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             clearly has the larger leave-one-out density.
         noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto": by row, but
             for few rows, discrete targets and short budgets.
-        method: "limit", "weighted", "chains", or "auto": the first, or draws with a little of it.
+        method: "limit", "weighted", "chains"; "auto": the first, or draws with a little of it; or "posterior": adjusted
+            chains of one network, 1 x 50 or as ``hidden`` has it, with latent scales and noise, if R-hat of function,
+            scales and noise is at most 1.01; else the limit predicts, with a warning.
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
         num_chains: number of chains.
         plan: ``plan_`` of an earlier fit to as many rows and columns, or its JSON text, instead of all options above:
@@ -48,7 +50,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         summary_: the report's numbers, a dictionary: "method"; "structure", "dense", "additive" or "both";
             "log_density" of a row left out; "noise_scale" of the limit, in deviations of the targets; "rhat" of
             predictions between chains, and "agrees", whether they do; "pareto_shape" of weighted draws; "seconds".
-        method_: "limit", "weighted", "chains" or "stacked".
+        method_: "limit", "weighted", "chains", "stacked" or "posterior".
         target_transform_: "none", "cube_root" or "log".
         fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised data, targets
             transformed.
@@ -69,7 +71,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
     """
 
     _task = "regression"
-    _methods = ("auto", "limit", "weighted", "chains")
+    _methods = ("auto", "limit", "weighted", "chains", "posterior")
     _targets: TargetScale
 
     def __init__(

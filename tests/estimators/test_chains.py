@@ -9,17 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from numpyro_wide._arviz import effective_sample_size
 from numpyro_wide.estimators import WideBNNRegressor, _chains
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._chains import (
     FlatTarget,
     convergence,
     finite_draws,
+    largest_rhat,
     latent_shapes,
     run_chains,
     starts_near,
@@ -247,6 +249,42 @@ def test_judgement_of_chains():
     is_settled, lines, *_ = convergence(moving, variance, y, 4)
     assert not is_settled and "not settled" in lines[-1]  # all move alike, and R-hat tells nothing of it
     assert "a single chain" in convergence(moving, variance, y, 1)[1][-1]
+
+
+@pytest.mark.fault("estimators/_chains.py", 'if "." not in name', 'if "b_std" not in name')
+def test_a_posterior_asks_for_agreement_of_function_noise_and_scales_each():
+    random = np.random.default_rng(0)
+    draws = {"hidden.hidden_0.kernel": np.repeat(np.arange(4.0), 500)[:, None, None] + np.zeros((2000, 2, 4))}
+    draws |= {"b_std_base": random.normal(size=2000), "noise_base": random.normal(size=2000)}
+    mean, noise = random.normal(size=(2, 2000, 5, 1))
+    noise = np.exp(noise)
+    apart = np.repeat(np.arange(4.0), 500)
+
+    def worst(mean=mean, noise=noise, **changed):
+        return largest_rhat(DrawnPosterior(NETWORK, draws | changed, (SCALES, X, Y)), mean, noise, 4)
+
+    assert worst()[0] < 1.01  # weights may differ: units have no order
+    assert worst(mean=mean + apart[:, None, None] * np.eye(5)[2][None, :, None])[1] == "the function"
+    assert worst(noise=noise * np.exp(apart)[:, None, None])[1] == "the noise"
+    rhat, name = worst(b_std_base=draws["b_std_base"] + apart)
+    assert name == "b_std" and rhat == pytest.approx(1.5, abs=0.2)  # of variances 1 within and 5/4 between, by ranks
+
+
+@pytest.mark.slow
+def test_a_posterior_is_that_of_nuts():
+    plan = plan_regression(40, 2, 1, method="posterior", hidden=(4,), time_budget=120)
+    model = WideBNNRegressor(plan=plan, random_state=0).fit(X, Y)
+    assert model.method_ == "posterior" and model.summary_["rhat"] <= 1.01 and model.summary_["agrees"]
+    nuts = MCMC(NUTS(model.model_), num_warmup=500, num_samples=2000, num_chains=1, progress_bar=False)
+    nuts.run(jax.random.key(0), *jax.tree.map(jnp.asarray, model.model_args_))
+    expected = nuts.get_samples()
+    for name, draws in model.draws_.items():
+        if "." not in name:
+            error = (1 / effective_sample_size(np.asarray(expected[name])[None]) + 1 / 1000) ** 0.5
+            np.testing.assert_array_less(
+                abs(draws.mean(axis=0) - expected[name].mean(axis=0)), 4 * error * draws.std(axis=0)
+            )
+            np.testing.assert_allclose(draws.std(axis=0), expected[name].std(axis=0), rtol=0.2)
 
 
 @pytest.mark.fault(

@@ -118,6 +118,25 @@ def test_what_is_asked_for_is_planned():
     assert plan_classification(10_000, 8, 3, time_budget=9.0).known_rows < 3000
 
 
+def test_the_plan_of_a_posterior():
+    plan = plan_regression(400, 8, 1, method="posterior")
+    (schedule,) = plan.schedules
+    assert schedule.adjusted and (schedule.depth, schedule.units, schedule.by_row) == (1, 50, False)
+    assert schedule.num_warmup == schedule.num_kept == schedule.looks[0] == 500 and schedule.num_rows == 400
+    assert (
+        plan.race_runs == ()
+        and plan.structures == ("dense",)
+        and plan.depths == (1,)
+        and Plan.from_json(plan.to_json()) == plan
+    )
+    longer = plan_regression(400, 8, 1, method="posterior", time_budget=2000).schedules[0]
+    assert sum(longer.looks) > 3 * sum(schedule.looks)
+    few = plan_regression(400, 8, 1, method="posterior", time_budget=30)
+    assert few.schedules == () and "the posterior of 1 x 50 units: fewer than 1000 trajectories" in str(few)
+    (asked,) = plan_regression(400, 8, 1, method="posterior", hidden=(7, 7), noise="by_row").schedules
+    assert (asked.depth, asked.units, asked.by_row) == (2, 7, True)
+
+
 def test_a_speed_is_measured_once():
     assert _plan.measured_speed() == _plan.measured_speed() > 0
     steps = 2 * np.log2(_plan.measured_speed())

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNRegressor, _policy, _posteriors
 from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import Report, posterior_line
+from numpyro_wide.estimators._chains import Run
 from numpyro_wide.estimators._plan import plan_regression
 from numpyro_wide.estimators._posteriors import Mixture
 from numpyro_wide.estimators._scoring import has_steps
@@ -30,6 +32,7 @@ def rows(num_rows, seed=0):
 
 
 X, Y = rows(40)
+Y_Z = ((Y - Y.mean()) / Y.std())[None, :, None]
 X_NEW, Y_NEW = rows(8, seed=1)
 
 
@@ -167,6 +170,17 @@ def test_a_dense_block_is_tried_where_effects_alone_gain(monkeypatch):
         x = X * np.array([1.0, constant])
         best = _policy.compare_architectures(x, Y, plan, Report("structures"))
         assert seen == expected and best.table[0]["structure"] == ("additive" if gain > 0 and expected else "dense")
+
+
+@pytest.mark.fault("estimators/_policy.py", "and not run.posterior.agrees", "and False")
+def test_chains_that_do_not_agree_are_no_posterior(monkeypatch):
+    posterior = SimpleNamespace(function=lambda x: (Y_Z, 0.1 + 0 * Y_Z, 1 + 0 * Y_Z), rhat=1.2, agrees=False)
+    monkeypatch.setattr(_policy, "run_chains", lambda *args, **_: Run(posterior, None, 1, args[4]))
+    with pytest.warns(
+        UserWarning, match=r"no posterior: the chains reached an R-hat of 1\.200, not 1\.01.*; give a larger"
+    ):
+        model = WideBNNRegressor(plan=plan_regression(40, 2, 1, method="posterior"), random_state=0).fit(X, Y)
+    assert model.method_ == "limit" and model.summary_["rhat"] == 1.2 and "no posterior" in str(model.report_)
 
 
 @pytest.mark.slow
