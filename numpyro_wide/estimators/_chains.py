@@ -88,8 +88,8 @@ def run_chains(
             pieces += run_pieces(mcmc, length, min(PIECES, schedule.num_pieces - before), clock)
             num_steps += (len(pieces) - before) * (length // PIECES)
             join(mcmc, pieces[-PIECES:])
-            form: dict[str, Any] = {"is_strict": schedule.adjusted}
-            posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains, **form)
+            draws = mcmc.get_samples()
+            posterior, is_settled, lines = judge(network, draws, known, scored, num_chains, schedule.adjusted)
             if is_settled or len(pieces) == schedule.num_pieces:
                 break
             if len(pieces) < before + PIECES or clock.is_over:
@@ -128,7 +128,7 @@ def warm_up(
 def run_pieces(mcmc: MCMC, num_steps: int, num_pieces: int, clock: Clock) -> list[Any]:
     """Run pieces of the steps, each keeping as many draws, until the budget is over; return their states."""
     num_kept = mcmc.num_samples // mcmc.thinning
-    mcmc.thinning = num_steps // PIECES // num_kept
+    mcmc.thinning = max(num_steps // PIECES // num_kept, 1)
     mcmc.num_samples = mcmc.thinning * num_kept
     pieces = list[Any]()
     while len(pieces) < num_pieces and not (pieces and clock.is_over):

@@ -31,13 +31,8 @@ WEIGHTED_ROWS, NUM_WEIGHTED = 100, (500, 200, 50)  # more rows leave few draws t
 CONSTANT_ROWS = 10  # by column, at the most, with constant noise: diabetes
 UNITS, RACE_UNITS = 50, 32  # of one layer, and of several: UCI, where wider ones gain less than longer chains
 GRADIENT, GRADIENT_ROW = 6e-5, 4.5e-7  # seconds in float32; of each row and fifty units
-GRADIENTS = {
-    "step": 2.6,
-    "prediction": 3.0,
-    "weighted draw": 45.0,
-    "noise by row": 1.3,
-    "trajectory": 20.0,
-}  # costs in gradients
+# Costs in gradients: of a step of unadjusted chains, a draw's predictions, a weighted draw, a trajectory; noise by row.
+GRADIENTS = {"step": 2.6, "prediction": 3.0, "weighted draw": 45.0, "trajectory": 20.0, "noise by row": 1.3}
 COMPILING = {"chains": 8.5, "noise by row": 2.0, "Adam": 3.7, "weighted draws": 4.5, "race": 3.0}  # seconds
 FEWEST_STEPS, MANY_STEPS = 500, 17_000  # of chains; with as many, layers gain that optima do not need: kin8nm
 WARMUP_SHARE, CONSTANT_SHARE = 0.4, 0.3  # of the steps, at the most; with constant noise first: concrete
@@ -72,7 +67,7 @@ class Schedule:
 
     def in_float64(self) -> "Schedule":
         """Return half of the steps, which take as long."""
-        halves = tuple(max(length // 2, self.num_kept) for length in self.looks)
+        halves = tuple(max(length // 2 // self.num_kept, 1) * self.num_kept for length in self.looks)
         steps = {name: getattr(self, name) // 2 for name in ("num_adam", "num_constant", "num_warmup")}
         return replace(self, **steps, looks=halves, precision="float64")
 
