@@ -282,10 +282,9 @@ def plan_regression(
         by_column=num_columns > 1 and compared >= FEW,
     )
     # A structured network is a limit alone: not for who asks for layers, for draws, or for a noise by row.
-    is_free = (
-        isinstance(hidden, str) and noise != "by_row" and compared >= FEW and 1 < num_columns <= STRUCTURED_COLUMNS
-    )
-    if is_free and (method == "limit" or (method == "auto" and num_rows > WEIGHTED_ROWS and seconds >= 2 * SEVERAL)):
+    is_free = isinstance(hidden, str) and noise != "by_row" and 1 < num_columns <= STRUCTURED_COLUMNS
+    pays = method == "limit" or (method == "auto" and seconds >= 2 * SEVERAL)
+    if is_free and pays and num_rows > WEIGHTED_ROWS:
         plan = replace(plan, structures=("dense", "additive", "both"))
     if method == "limit":
         return plan
