@@ -3,7 +3,7 @@
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
@@ -18,8 +18,10 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from numpyro_wide._checks import check_one_of, progress, whole_number
+from numpyro_wide._checks import check_one_of, kind_of, progress, whole_number
+from numpyro_wide.estimators._plan import DEFAULT_SECONDS, Plan, measured_speed
 from numpyro_wide.machine import precision
+from numpyro_wide.wide_limit._limit import WideLimitFit
 
 _logger = logging.getLogger("numpyro_wide.estimators")
 
@@ -29,7 +31,8 @@ class Report:
     """Page of text under headings, logged line by line."""
 
     title: str
-    sections: dict[str, list[str]] = field(default_factory=dict)
+    sections: dict[str, list[str]] = field(default_factory=lambda: {"Plan": []})
+    warnings: list[str] = field(default_factory=list)
 
     def add(self, heading: str, *lines: str) -> None:
         """Append lines, or tables of several lines, under a heading."""
@@ -37,26 +40,10 @@ class Report:
             _logger.info("%s: %s", heading, line)
         self.sections.setdefault(heading, []).extend(part for line in lines for part in line.split("\n"))
 
-    def announce(self, line: str) -> None:
-        """Append a line to the plan, logged as a warning."""
-        _logger.warning(line)
-        self.sections.setdefault("Plan", []).append(line)
-
-    def fall_back(self, seconds: float, *, warns: bool, stacklevel: int) -> None:
-        """Tell that the seconds left pay for no finite network: to a user who asked for one, by a warning."""
-        line = f"{seconds:.0f} seconds are left, too few for a finite network: the limit predicts"
-        if not warns:
-            self.announce(line)
-            return
-        self.add("Plan", line)
-        mend = "give a larger time_budget, or fewer units by hidden, such as (20,)."
-        warnings.warn(f"{line}; {mend}", UserWarning, stacklevel=stacklevel)
-
-    def give_up(self, error: Exception) -> None:
-        """Tell, also by a warning, that the finite network has failed."""
-        line = f"the finite network was given up, and the limit predicts: {error}"
-        self.add("Decision", line)
-        warnings.warn(line, UserWarning, stacklevel=4)  # the caller of the estimator's fit
+    def warn(self, heading: str, line: str, mend: str = "") -> None:
+        """Append a line, of which the user is warned at the end of the fit."""
+        self.add(heading, line)
+        self.warnings.append(line + mend)
 
     def __str__(self) -> str:
         lines = [self.title, "=" * len(self.title)]
@@ -71,10 +58,8 @@ class Report:
 class Clock:
     """Wall-clock seconds of a fit, compilation included, with an optional progress bar."""
 
-    pace = 1.0  # seconds that a piece of work took, over those on the machine of our measurements
-
-    def __init__(self, budget: float, progress_bar: bool = False):
-        self.budget, self._start = budget, time.perf_counter()
+    def __init__(self, budget: float, progress_bar: bool = False, *, stops: bool = True):
+        self.budget, self._start, self.stops = budget, time.perf_counter(), stops
         form = "{desc}, since second {n:.0f} of {total:g} |{bar}|"
         self._stages: list[tuple[str, float]] = []
         self._bar = progress(total=budget, bar_format=form, shown=progress_bar, leave=False, desc="preparing")
@@ -85,9 +70,9 @@ class Clock:
         return time.perf_counter() - self._start
 
     @property
-    def left(self) -> float:
-        """Seconds left of the budget, at least 0."""
-        return max(0.0, self.budget - self.seconds)
+    def is_over(self) -> bool:
+        """Whether the budget is over, which ends a fit that does not follow a given plan."""
+        return self.stops and self.seconds > self.budget
 
     def begin(self, stage: str) -> None:
         """Show the next stage."""
@@ -108,13 +93,10 @@ class Clock:
         self._bar.close()
 
 
-SECONDS = 600.0
-WIDTH = 50  # hidden units by default; wider networks gain little
-
-
 class WideBNN(BaseEstimator):
     """Base of the estimators: parameters and results of a fit."""
 
+    _task: str
     _methods: tuple[str, ...] = ()
     _columns: np.ndarray  # indices of varying input columns
     _moments: tuple[np.ndarray, np.ndarray]  # of all input columns
@@ -129,6 +111,7 @@ class WideBNN(BaseEstimator):
         method: str = "auto",
         time_budget: float | None = None,
         num_chains: int = 4,
+        plan: Any = None,
         random_state: Any = None,
         progress_bar: bool = True,
     ):
@@ -136,6 +119,7 @@ class WideBNN(BaseEstimator):
         self.method = method
         self.time_budget = time_budget
         self.num_chains = num_chains
+        self.plan = plan
         self.random_state = random_state
         self.progress_bar = progress_bar
 
@@ -158,27 +142,51 @@ class WideBNN(BaseEstimator):
         with precision(draw.dtype == np.float64):  # of the chains
             return to_arviz(self.mcmc_, self.model_, *jax.tree.map(jnp.asarray, self.model_args_))
 
-    def _checked_parameters(self) -> tuple[int | None, int | None, float, np.random.RandomState]:
-        """Return depth and width (None to be chosen), budget in seconds, and generator."""
+    def _check_parameters(self) -> np.random.RandomState:
+        """Refuse wrong parameters, and return the generator."""
         check_one_of("method", self.method, self._methods)
         whole_number("num_chains", self.num_chains)
-        budget = SECONDS if self.time_budget is None else self.time_budget
+        budget = DEFAULT_SECONDS if self.time_budget is None else self.time_budget
         if not isinstance(budget, Real) or isinstance(budget, bool) or not 0 < float(budget) < np.inf:
             raise ValueError(
-                f"time_budget must be a positive number of seconds, or None for at most {SECONDS:g}, but is "
+                f"time_budget must be a positive number of seconds, or None for at most {DEFAULT_SECONDS:g}, but is "
                 f"{self.time_budget!r}."
+            )
+        if self.plan is not None and not isinstance(self.plan, Plan | str):
+            raise TypeError(
+                f"plan must be plan_ of an earlier fit, or its text by plan_.to_json(), but is {kind_of(self.plan)}."
             )
         random = check_random_state(self.random_state)
         if isinstance(self.hidden, str) and self.hidden == "auto":
-            return None, None, float(budget), random
+            return random
         if not isinstance(self.hidden, tuple | list) or not self.hidden:
             raise ValueError(
                 f'hidden must be "auto" or the widths of the hidden layers, such as (50,), but is {self.hidden!r}.'
             )
-        widths = {whole_number("the width of a hidden layer", width) for width in self.hidden}
-        if len(widths) > 1:
+        if len({whole_number("the width of a hidden layer", width) for width in self.hidden}) > 1:
             raise ValueError(f"the hidden layers must have the same width, but hidden is {self.hidden!r}.")
-        return len(self.hidden), widths.pop(), float(budget), random
+        return random
+
+    def _planned(self, make: Callable[..., Plan], report: Report, *shape: int, **options: Any) -> Plan:
+        """Return the plan that was given, or make one for rows, columns and outputs, or classes."""
+        if self.plan is None:
+            budget = DEFAULT_SECONDS if self.time_budget is None else float(self.time_budget)
+            options |= {"hidden": self.hidden, "method": self.method, "num_chains": self.num_chains}
+            plan = make(*shape, **options, time_budget=budget, speed=measured_speed())
+        else:
+            plan = self.plan if isinstance(self.plan, Plan) else Plan.from_json(self.plan)
+            planned = plan.num_rows, plan.num_columns, plan.num_outputs
+            if (plan.task, planned) != (self._task, shape):
+                raise ValueError(
+                    f"plan is of a {plan.task} of {planned} rows, columns and outputs, but this is a {self._task} of "
+                    f"{shape}; leave plan out, and take plan_ of the fit."
+                )
+        report.add("Plan", str(plan))
+        return plan
+
+    def _clock(self, plan: Plan) -> Clock:
+        """Return the clock of a fit; that of a given plan runs to its end."""
+        return Clock(plan.time_budget, self.progress_bar, stops=self.plan is None)
 
     def _learn_columns(self, inputs: np.ndarray, report: Report) -> np.ndarray:
         """Standardise inputs (n, d), without constant columns."""
@@ -189,13 +197,32 @@ class WideBNN(BaseEstimator):
         return self._standardised(inputs)
 
     def _keep(
-        self, report: Report, clock: Clock, method: str, fit: Any, posterior: Any, mcmc: Any, num_steps: int
+        self,
+        report: Report,
+        clock: Clock,
+        plan: Plan,
+        method: str,
+        fit: WideLimitFit,
+        posterior: Any,
+        mcmc: Any,
+        log_density: float,
     ) -> None:
-        """Set the results of a fit; the limit has no model and no draws."""
-        report.add("Decision", f'predictions are those of "{method}"')
+        """Set the results of a fit, and warn; the limit has no model and no draws."""
+        of_limit = method == "limit"
+        self.summary_ = {
+            "method": method,
+            "structure": str(fit.table[0]["structure"]) if of_limit else "dense",
+            "log_density": log_density,
+            "noise_scale": float(fit.noise_scale),
+            **{name: getattr(posterior, name, None) for name in ("rhat", "agrees", "pareto_shape")},
+            "seconds": clock.seconds,
+        }
+        report.add("Decision", f'predictions are those of "{method}"', posterior_line(self.summary_))
         report.add("Time", f"{clock.seconds:.1f} of {clock.budget:g} seconds, compilation included", clock.by_stage())
-        self.method_, self.fit_, self.mcmc_, self.n_iter_, self.report_ = method, fit, mcmc, num_steps, report
+        self.plan_, self.method_, self.fit_, self.mcmc_, self.report_ = plan, method, fit, mcmc, report
         self._posterior = posterior
+        for line in report.warnings:
+            warnings.warn(line, UserWarning, stacklevel=3)  # the caller of the estimator's fit
         self.model_, self.model_args_, self.draws_ = (
             getattr(posterior, name, None) for name in ("model", "known", "draws")
         )
@@ -211,6 +238,21 @@ class WideBNN(BaseEstimator):
             return np.zeros((len(inputs), 1))
         loc, scale = (part[self._columns] for part in self._moments)
         return (inputs[:, self._columns] - loc) / scale
+
+
+def posterior_line(summary: dict[str, Any]) -> str:
+    """Return what a summary's predictions are in the report's words."""
+    rhat = summary["rhat"]
+    if summary["method"] == "limit":
+        kind = f"exact given scales and noise, at their mode, of an infinitely wide {summary['structure']} network"
+    elif summary["pareto_shape"] is not None:
+        kind = f"weighted draws (Pareto shape {summary['pareto_shape']:.2f})"
+    elif rhat is None:
+        kind = "draws of a single chain (R-hat unknown)"
+    else:
+        kind = "draws of" if summary["agrees"] else "an ensemble of"
+        kind += f" chains that {'agree' if summary['agrees'] else 'do not agree'} (R-hat {rhat:.3f})"
+    return f"posterior: {kind}"
 
 
 def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

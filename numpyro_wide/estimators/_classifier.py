@@ -12,20 +12,17 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from numpyro_wide.estimators import _scoring as loo
-from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN, words_named
-from numpyro_wide.estimators._chains import MOST_CHECKED, run_chains
-from numpyro_wide.estimators._policy import needs_double, without_copies
+from numpyro_wide.estimators._base import Clock, Report, WideBNN, words_named
+from numpyro_wide.estimators._chains import MOST_CHECKED, Run, run_chains
+from numpyro_wide.estimators._plan import Plan, Schedule, plan_classification
+from numpyro_wide.estimators._policy import in_precision, too_few, without_copies
 from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, blocks
-from numpyro_wide.machine import precision, set_blas_threads
+from numpyro_wide.machine import set_blas_threads
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._label_regression import FEW_LABELS, Calibration, of_every_class
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
-_MOST_KNOWN = 3000  # rows of limit and chains: a factorisation takes n³
-_FEWEST = 50  # rows, however small the budget
-_SECONDS = 100.0  # of the limit at most
 _FEW_COLUMNS = 50  # above which columns may be alike, as pixels are
-_QUICK = 10.0  # seconds of a budget that pays for one architecture
 _MOST_DRAWS = 200  # that are averaged over
 _CALIBRATION_SPREAD = 0.2  # of the chains' log slope and shifts, around the limit's
 
@@ -48,27 +45,22 @@ class DrawnClasses(DrawnPosterior):
 
 
 def run_codes(
-    limit: WideLimitFit, width: int, num_chains: int, are_asked_for: bool, clock: Clock, random: Any, report: Report
-) -> tuple[DrawnClasses, Any, int] | None:
-    """Run chains of a finite network of codes: posterior, chains, steps; None for too small a budget."""
+    limit: WideLimitFit, schedule: Schedule, num_chains: int, clock: Clock, random: Any, report: Report
+) -> Run:
+    """Run chains of a finite network of codes."""
     codes, inputs = np.asarray(limit.codes), limit.inputs
     # Codes have no noise of their own: latent, it would vanish, and with it the law of the limit's leave-one-out.
-    network = Network(limit.depth, width, limit.activation, codes.shape[1], False, is_latent=False)
+    network = Network(limit.depth, schedule.units, limit.activation, codes.shape[1], False, is_latent=False)
     known: tuple[dict[str, Any], Any, Any] = {**limit.scales, "noise": limit.noise_scale}, inputs, codes
     size = float(np.sqrt(np.mean(codes**2)))
     function = np.mean(np.sum(limit.scales["readout_w_std"] ** 2)) / size**2
-    is_double, reason = needs_double(limit.noise_scale / size, function, len(inputs))
-    report.add("Chains", f"rows: {len(inputs)}; precision: {reason}")
+    schedule = in_precision(schedule, limit.noise_scale / size, function, report)
     some = slice(None, None, -(-len(inputs) // MOST_CHECKED))
-    key = jax.random.key(random.randint(2**31 - 1))
-    with precision(is_double):
-        form: dict[str, Any] = {"are_asked_for": are_asked_for, "clock": clock, "key": key, "report": report}
-        run = run_chains(network, known, (inputs[some], codes[some]), num_chains, **form)
-    if run is None:
-        return None
-    posterior, *others = run
-    kept = slice(None, None, -(-len(next(iter(posterior.draws.values()))) // _MOST_DRAWS))
-    return DrawnClasses(network, {name: values[kept] for name, values in posterior.draws.items()}, known), *others
+    form: dict[str, Any] = {"clock": clock, "key": jax.random.key(random.randint(2**31 - 1)), "report": report}
+    run = run_chains(network, known, (inputs[some], codes[some]), num_chains, schedule, **form)
+    draws = run.posterior.draws
+    kept = slice(None, None, -(-len(next(iter(draws.values()))) // _MOST_DRAWS))
+    return run._replace(posterior=DrawnClasses(network, {name: values[kept] for name, values in draws.items()}, known))
 
 
 class WideBNNClassifier(ClassifierMixin, WideBNN):
@@ -85,16 +77,18 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             it is clearly better.
         time_budget: as of :class:`WideBNNRegressor`.
         num_chains: number of chains.
+        plan: as of :class:`WideBNNRegressor`.
         random_state: seed, an int or a ``numpy.random.RandomState``.
         progress_bar: whether to show a bar with the stage and its seconds.
 
     Attributes:
         classes_: labels, in the order of the probabilities.
         report_: decisions with their numbers, as text by ``str``.
+        summary_: as of :class:`WideBNNRegressor`; "log_density" is the limit's, of a label given all others.
         method_: "limit", "chains" or "stacked".
         fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised inputs.
         model_: collapsed model, ``model_(medians, x, codes)``; None for the limit.
-        model_args_: as of :class:`WideBNNRegressor`, like ``mcmc_``, ``draws_`` and ``n_iter_``.
+        model_args_: as of :class:`WideBNNRegressor`, like ``plan_``, ``mcmc_``, ``draws_`` and ``n_iter_``.
 
     Example:
         >>> import numpy as np
@@ -105,6 +99,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         (['no', 'yes'], (30, 2))
     """
 
+    _task = "classification"
     _methods = ("auto", "limit", "chains")
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "WideBNNClassifier":
@@ -114,7 +109,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             X: inputs, (n, d).
             y: labels, (n,), numbers or words.
         """
-        depth, width, budget, random = self._checked_parameters()
+        random = self._check_parameters()
         with words_named(X):
             inputs, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
@@ -124,17 +119,20 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         report = Report("Bayesian neural network, classification")
         counts = ", ".join(f"{label}: {count}" for label, count in zip(self.classes_, np.bincount(labels), strict=True))
         report.add("Data", f"rows: {len(inputs)}, columns: {inputs.shape[1]}", f"labels by class: {counts}")
+        self._learn_columns(inputs, report)
+        inputs, labels = without_copies(inputs, labels, report)
+        shape = len(inputs), len(self._columns), len(self.classes_)
+        plan = self._planned(plan_classification, report, *shape)
         # Several threads on few cores mostly wait.
-        with set_blas_threads(1), Clock(budget, self.progress_bar) as clock, warnings.catch_warnings():
+        with set_blas_threads(1), self._clock(plan) as clock, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\d+ of \d+ rows repeat others")  # those that were measured
-            self._learn_columns(inputs, report)
-            inputs, labels = without_copies(inputs, labels, report)
-            limit = self._fit_limit(inputs, labels, depth, clock, random, report)
-            chosen: tuple[str, Any, Any, int] = "limit", limit, None, 1
-            if self.method != "limit":
-                chosen = self._with_chains(limit, width or WIDTH, clock, random, report) or chosen
-        method, posterior, mcmc, num_steps = chosen
-        self._keep(report, clock, method, limit, posterior, mcmc, num_steps)
+            limit = self._fit_limit(inputs, labels, plan, clock, random, report)
+            method, posterior, run = "limit", limit, None
+            if plan.method != "limit":
+                plan, method, posterior, run = self._with_chains(limit, plan, clock, random, report)
+        self.n_iter_ = 1 if run is None else run.num_steps
+        log_density = float(np.mean(np.asarray(limit.held_out)))
+        self._keep(report, clock, plan, method, limit, posterior, None if run is None else run.mcmc, log_density)
         return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
@@ -159,21 +157,18 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         return np.log(self.predict_proba(X))
 
     def _fit_limit(
-        self, inputs: np.ndarray, labels: np.ndarray, depth: int | None, clock: Clock, random: Any, report: Report
+        self, inputs: np.ndarray, labels: np.ndarray, plan: Plan, clock: Clock, random: Any, report: Report
     ) -> WideLimitFit:
-        """Fit the limit to codes of labels at affordable rows, standardised, also by one scale for many columns."""
+        """Fit the limit to codes of labels, standardised, also by one scale for many columns."""
         clock.begin("scales of the infinitely wide network")
         random = np.random.RandomState(random.randint(2**31 - 1))
-        affordable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
-        rows = of_every_class(labels, random.permutation(len(labels)), max(_FEWEST, int(affordable * _MOST_KNOWN)))
+        rows = of_every_class(labels, random.permutation(len(labels)), plan.known_rows)
         kind: dict[str, Any] = {"likelihood": "categorical", "num_classes": len(self.classes_)}
         if len(self.classes_) == 2:
             kind = {"likelihood": "bernoulli"}
-        if clock.budget < _QUICK:
-            kind |= {"activation": "erf", "input_scale": False, "depth": 1}
-        if depth is not None:
-            kind["depth"] = depth
-        kind["seed"] = random.randint(2**31 - 1)
+        if not plan.by_column:
+            kind |= {"activation": "erf", "input_scale": False}
+        kind |= {"depth": plan.depths, "seed": random.randint(2**31 - 1)}
         loc, scale = self._moments
         fits, scalings = [], {"by column": scale}
         if len(self._columns) > _FEW_COLUMNS:
@@ -198,25 +193,31 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         return limit
 
     def _with_chains(
-        self, limit: WideLimitFit, width: int, clock: Clock, random: np.random.RandomState, report: Report
-    ) -> tuple[str, Any, Any, int] | None:
+        self, limit: WideLimitFit, plan: Plan, clock: Clock, random: np.random.RandomState, report: Report
+    ) -> tuple[Plan, str, Any, Run | None]:
         """Run chains; return them if asked for, or stacked by the labels of a fifth of the rows, given the others."""
-        is_asked_for = self.method == "chains"
-        kind = f"{limit.depth} x {width} {limit.activation} units, constant noise"
+        is_asked_for, schedule = plan.method == "chains", plan.schedule(limit.depth)
+        if clock.is_over:
+            plan, schedule = replace(plan, schedules=()), None
+        if schedule is None:
+            line, mend = too_few(plan)
+            report.warn("Plan", line, mend) if is_asked_for else report.add("Plan", line)
+            return plan, "limit", limit, None
+        kind = f"{limit.depth} x {schedule.units} {limit.activation} units, constant noise"
         report.add("Finite network", f"{kind}; codes of the classes are its targets")
         labels, places = limit.targets.astype(int), random.permutation(len(limit.targets))
         out, others = np.split(places, [max(1, len(places) // 5)])
         some = replace(limit, inputs=limit.inputs[others], targets=labels[others])
+        run = None
         try:
             # Labels that chains have seen, reweighed, would seem too probable: the hidden weights have adapted to them.
             clock.begin("chains of four fifths of the rows")
-            half = Clock(clock.left / 2)
-            first = run_codes(some, width, self.num_chains, is_asked_for, half, random, report)
-            if first is None:
-                return None
+            half = Clock((clock.budget - clock.seconds) / 2, stops=clock.stops)
+            first = run_codes(some, schedule, plan.num_chains, half, random, report)
+            plan = plan.having_run(first.schedule)
             codes: Any = limit.codes
             regression = replace(some, targets=codes[others], likelihood="normal", calibration=None)
-            values = first[0].codes(limit.inputs[out]), regression.predict(limit.inputs[out])[0]
+            values = first.posterior.codes(limit.inputs[out]), regression.predict(limit.inputs[out])[0]
             of_all: Any = limit.calibration
             prior = of_all.as_prior(_CALIBRATION_SPREAD)
             of_chains, of_limit = (Calibration.of(value, labels[out], prior) for value in values)
@@ -229,23 +230,21 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
                 f"chains minus limit: {loo.average(by_chains - by_limit)}",
                 f"weight of the chains, stacked with the limit by these labels: {weight:.2f}",
             )
-            found = None
             if is_worse := loo.is_better(by_limit, by_chains):
                 report.add("Decision", "the limit is better by more than two standard errors")
             if is_asked_for or not is_worse:
                 clock.begin("chains of all rows")
-                found = run_codes(limit, width, self.num_chains, is_asked_for, clock, random, report)
+                half.stops = False  # as many steps as of four fifths
+                run = run_codes(limit, first.schedule, plan.num_chains, half, random, report)
         except (FloatingPointError, RuntimeError, ValueError) as error:
             if is_asked_for:
                 raise
-            report.give_up(error)
-            return None
-        if found is None:
-            return None
-        posterior, mcmc, num_steps = found
+            report.warn("Decision", f"the finite network was given up, and the limit predicts: {error}")
+        if run is None:
+            return plan, "limit", limit, None
         # A fifth of the rows may be easy by chance: only the difference between both is known.
-        posterior.calibration = of_all.changed(of_limit, of_chains)
+        run.posterior.calibration = of_all.changed(of_limit, of_chains)
         if is_asked_for:
-            return "chains", posterior, mcmc, num_steps
-        posterior.stack(LimitPosterior(limit), weight)
-        return "stacked", posterior, mcmc, num_steps
+            return plan, "chains", run.posterior, run
+        run.posterior.stack(LimitPosterior(limit), weight)
+        return plan, "stacked", run.posterior, run

@@ -1,9 +1,9 @@
-"""Regressor's decisions, in order: rows, targets, scales, architecture, noise, network, precision, posterior."""
+"""Regression by a plan, in order: targets, limit, architecture, noise, draws of a finite network, choice."""
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,9 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_wide.estimators import _scoring as loo
-from numpyro_wide.estimators._base import WIDTH, Clock, Report
-from numpyro_wide.estimators._chains import (
-    GRADIENTS_A_STEP,
-    gradient_seconds,
-    run_chains,
-)
+from numpyro_wide.estimators._base import Clock, Report
+from numpyro_wide.estimators._chains import LARGEST_RHAT, Run, run_chains
+from numpyro_wide.estimators._plan import RACE_UNITS, Plan, Schedule, units_of
 from numpyro_wide.estimators._posteriors import (
     SPREAD,
     DrawnPosterior,
@@ -25,195 +22,207 @@ from numpyro_wide.estimators._posteriors import (
     Network,
     collapsed,
 )
-from numpyro_wide.estimators._race import DEPTHS, LEAST_BUDGET, Optimum, with_limit
-from numpyro_wide.estimators._race import WIDTH as RACE_WIDTH
+from numpyro_wide.estimators._race import Optimum, with_limit
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
-from numpyro_wide.machine import double_precision, precision
+from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._draws import wide_limit_draws
 from numpyro_wide.wide_limit._fit import MEND_FAR_ROWS, far_rows, fit
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
+HEADING = "Infinitely wide network"
+_MOST_SCORED = 1000  # rows of compared log densities
+_NOISE_SHARE = 0.2  # of the limit's leave-one-out error, below which its noise is flagged
+_SHARE_OF_MEASURED = 0.05  # of pairs with equal inputs that differ, above which inputs were measured repeatedly
+_ACTIVATIONS = ("erf", "relu")
+# In targets' deviations: smaller noises need float64; at 0.04 gradients of float32 are 0.1 % off.
+_LEAST_NOISE = 0.02
+# Least ratio of the noise's variance to the rounding of features' squares, summed over rows.
+_ROUNDINGS = 20
+_MOST_OF_LIMIT = 0.1  # stacked with draws: tails
 
-def decide(
-    x: np.ndarray,
-    y: np.ndarray,
-    *,
-    transform: str,
-    depth: int | None,
-    width: int | None,
-    noise: str,
-    method: str,
-    num_chains: int,
-    clock: Clock,
-    random: np.random.RandomState,
-    report: Report,
-) -> tuple[TargetScale, str, WideLimitFit, Any, MCMC | None, int]:
-    """Fit x (n, d), y (n,) or (n, k); return scale of y, method, the limit's fit, posterior, chains and their steps."""
-    # Rows, without copies.
-    num_outputs = 1 if y.ndim == 1 else y.shape[1]
-    report.add("Data", f"rows: {len(x)}, columns: {x.shape[1]}, targets: {num_outputs}")
-    units = width or WIDTH
-    if len(x) > _MANY:
-        some = f"at most {MOST_FITTED} of {len(x)} rows"
-        report.announce(f"scales are fitted to {some}, the limit predicts from {MOST_KNOWN}")
-    if len(x) > _MANY and method != "limit":
-        allows_all = allows_all_rows(len(x), depth or 1, units, num_chains, clock)
-        some = "all rows" if allows_all else f"{MOST_KNOWN} rows, as the budget allows"
-        report.announce(f"a finite network is fitted to {some}, in at most {clock.budget:g} seconds")
 
-    # Targets: as they are, or mapped where that is clearly better; all that follows is in standardised ones.
-    clock.begin("scale of the targets")
-    scale = choose_scale(x, y, transform, random, report)
-    y = scale.forward(y)
+class Result(NamedTuple):
+    """What a regression predicts by, of standardised targets."""
 
-    # Scales: those of the infinitely wide network's largest evidence.
-    clock.begin("scales of the infinitely wide network")
-    fit, num_fitted = fit_scales(x, y, depth, clock, random, report)
-    clock.begin("leave-one-out log densities of the limit")
-    limit = LimitPosterior(fit)
-    gram = fit.nngp(fit.inputs)
-    num_known = len(fit.inputs)
-    left_out, outputs = limit.left_out(gram), fit.targets.reshape(num_known, -1)
-    if far := far_rows(outputs, outputs - left_out.mean[0]):
-        row, column, _ = far[0]
-        target = scale.inverse(fit.targets).reshape(outputs.shape)[row, column]
-        line = f"{len(far)} of {num_known} targets, {target:.4g} the farthest, decide the noise and the scales"
-        report.add("Infinitely wide network", f"far from what the other rows predict: {line}")
-        warnings.warn(f"{line}. {MEND_FAR_ROWS}", UserWarning, stacklevel=3)
-    rows = np.unique(np.linspace(0, num_known - 1, min(num_known, _MOST_SCORED)).astype(int))
-    inputs, targets = fit.inputs[rows], outputs[rows]
-    left_out = Mixture(*(part[:, rows] for part in left_out))
-    by_limit = loo.LeaveOneOut(left_out.by_draw(targets)[0])
-    error = float(np.sqrt(np.mean((targets - left_out.mean[0]) ** 2)))
-    report.add("Infinitely wide network", f"leave-one-out log density per row: {by_limit}, error {error:.4g}")
-    if fit.noise_scale < _NOISE_SHARE * error:
-        line = f"a noise of {fit.noise_scale:.2g} is far below that error: the rows are too few to tell it"
-        report.add("Infinitely wide network", f"{line}, and intervals rest on the spread of the function")
-    varies = np.ptp(fit.targets, axis=0).any()
-    if not varies:
-        report.add("Decision", "the targets are all the same: the limit predicts them, and its noise is arbitrary")
+    method: str
+    posterior: Any
+    log_density: float  # of rows left out, a row
+    mcmc: MCMC | None = None
+    num_steps: int = 1
 
-    # Architecture: that of which an optimum predicts rows left out best, or the limit's where that is clearly better.
-    optima = list[Optimum]()
-    if method in ("auto", "chains") and varies and len(x) > _MOST_WEIGHTED and clock.budget >= LEAST_BUDGET:
-        clock.begin("race of architectures")
-        # Layers that optima gain nothing by, long chains do.
-        gradient = gradient_seconds(min(len(x), MOST_KNOWN), max(DEPTHS), RACE_WIDTH, True)
-        long_run = _MANY_STEPS * GRADIENTS_A_STEP * num_chains * gradient
-        optima = with_limit(limit, gram, depth, clock, random, report, long_run)
 
-    # Noise: by row, which holds a constant one, too, so that no test need be trusted.
-    is_by_row = noise == "by_row" and varies
-    if noise == "auto" and varies:
-        most = max(_MOST_WEIGHTED, _ROWS_A_COLUMN * x.shape[1])
-        if loo.has_steps(fit.targets, fit.noise_scale):
+@dataclass
+class Regression:
+    """A regression at work: its plan, as it is run, and what the stages so far have learnt."""
+
+    plan: Plan
+    x: np.ndarray
+    y: np.ndarray  # standardised
+    clock: Clock
+    random: np.random.RandomState
+    report: Report
+
+    def fit_limit(self) -> None:
+        """Fit the limit's scales, and score its predictions of rows left out."""
+        self.clock.begin("scales of the infinitely wide network")
+        self.fit = fit_scales(self.x, self.y, self.plan, self.random, self.report)
+        self.limit = LimitPosterior(self.fit)
+        self.clock.begin("leave-one-out log densities of the limit")
+        self.gram, num_known = self.fit.nngp(self.fit.inputs), len(self.fit.inputs)
+        left_out, outputs = self.limit.left_out(self.gram), self.fit.targets.reshape(num_known, -1)
+        self.residuals = outputs - left_out.mean[0]
+        rows = np.unique(np.linspace(0, num_known - 1, min(num_known, _MOST_SCORED)).astype(int))
+        self.scored = self.fit.inputs[rows], outputs[rows]
+        by_limit = Mixture(*(part[:, rows] for part in left_out)).by_draw(outputs[rows])[0]
+        self.by_limit = loo.LeaveOneOut(by_limit)
+        error = float(np.sqrt(np.mean(self.residuals[rows] ** 2)))
+        self.report.add(HEADING, f"leave-one-out log density per row: {self.by_limit}, error {error:.4g}")
+        if self.fit.noise_scale < _NOISE_SHARE * error:
+            line = f"a noise of {self.fit.noise_scale:.2g} is far below that error: the rows are too few to tell it"
+            self.report.add(HEADING, f"{line}, and intervals rest on the spread of the function")
+
+    def tell_far_rows(self, scale: TargetScale) -> None:
+        """Warn of targets far from what the other rows predict."""
+        outputs = self.fit.targets.reshape(self.residuals.shape)
+        if far := far_rows(outputs, self.residuals):
+            row, column, _ = far[0]
+            target = scale.inverse(self.fit.targets).reshape(outputs.shape)[row, column]
+            line = f"{len(far)} of {len(outputs)} targets, {target:.4g} the farthest, decide the noise and the scales"
+            self.report.warn(HEADING, line, f". {MEND_FAR_ROWS}")
+
+    def choose_noise(self) -> bool:
+        """Whether the noise may depend on inputs; it holds a constant one, too, so that no test need be trusted."""
+        if self.plan.noise == "auto" and loo.has_steps(self.fit.targets, self.fit.noise_scale):
             # Exact predictions of such a value have an unbounded density.
             line = "the targets are discrete, such as ratings, but predicted as continuous: round draws of sample_y"
-            report.add("Noise", f"constant: {line}; one that varies would vanish")
-        elif len(x) <= most:
-            report.add("Noise", f"constant: {most} rows or fewer do not tell one that varies")
-        else:
-            is_by_row = True
-            report.add("Noise", "by row, as a small network of the inputs")
+            self.report.add("Noise", f"constant: {line}; one that varies would vanish")
+            return False
+        return self.plan.noise != "constant"
 
-    def draw(x: np.ndarray, y: np.ndarray, units: int) -> tuple[DrawnPosterior, MCMC | None, int] | None:
-        """Return draws of a finite network, chains and steps; None for too small a budget."""
-        # Network: finite width, scales and noise latent around the fitted ones.
-        chosen: Any = fit  # or an optimum
-        varying = is_by_row
-        if optima:
-            noises = [is_by_row] if noise == "by_row" or not is_by_row else [True, False]
-            given = width, noises, min(len(x), MOST_KNOWN), num_chains
-            chosen, units, varying = affordable(optima, *given, clock, report)
-        network = Network(chosen.depth, units, chosen.activation, None if y.ndim == 1 else num_outputs, varying)
-        kind = f"{chosen.depth} x {units} {chosen.activation} units, {'noise by row' if varying else 'constant noise'}"
-        report.add("Finite network", f"{kind}; log-normal priors, of spread {SPREAD:g}, around the fitted scales")
-        if not allows_all_rows(len(x), chosen.depth, units, num_chains, clock):
-            x, y = fit.inputs, fit.targets
-            report.add("Finite network", f"fitted to {len(x)} rows: the budget does not allow for all")
-        known = {**chosen.scales, "noise": chosen.noise_scale}, x, y
-        gradient = gradient_seconds(len(x), chosen.depth, units, varying)
-        key = jax.random.key(random.randint(2**31 - 1))
+    def draw(self, by_row: bool) -> Run | None:
+        """Return draws of a finite network; None where the budget pays for none."""
+        optima = list[Optimum]()
+        if self.plan.race_runs:
+            self.clock.begin("race of architectures")
+            optima, self.plan = with_limit(self.limit, self.gram, self.plan, self.clock, self.random, self.report)
+        chosen: Any = optima[0] if optima else self.fit
+        if not optima and self.fit.network is not None:
+            self.report.add("Finite network", "none: the limit of the structured network predicts")
+            return None
+        schedule = self.plan.schedule(chosen.depth)
+        key = jax.random.key(self.random.randint(2**31 - 1))
+        if self.plan.num_weighted:
+            network = self.network(chosen, units_of(self.plan, chosen.depth), by_row)
+            known = {**chosen.scales, "noise": chosen.noise_scale}, self.x, self.y
+            if (run := self.weigh(network, known, key)) is not None:
+                return run
+        if self.clock.is_over:
+            self.plan = replace(self.plan, schedules=())
+        if schedule is None or not self.plan.schedules:
+            self.report.warn("Plan", *too_few(self.plan))
+            return None
+        network = self.network(chosen, schedule.units, by_row and schedule.by_row)
+        everything = schedule.num_rows == len(self.x)
+        data = (self.x, self.y) if everything else (self.fit.inputs, self.fit.targets)
+        known = {**chosen.scales, "noise": chosen.noise_scale}, *data
+        size = chosen.size if optima else np.mean(np.diagonal(self.gram))
+        schedule = in_precision(schedule, chosen.noise_scale, size, self.report)
+        starts = chosen.weights if optima and schedule.units == RACE_UNITS else []
+        form: dict[str, Any] = {"optima": starts, "clock": self.clock, "key": key, "report": self.report}
+        run = run_chains(network, known, self.scored, self.plan.num_chains, schedule, **form)
+        self.plan = self.plan.having_run(run.schedule)
+        return run
 
-        # Posterior, of few rows: weighted draws of the prior.
-        if method == "weighted" or (method == "auto" and len(x) <= _MOST_WEIGHTED):
-            clock.begin("weighted draws")
-            most = (clock.left - _COMPILING_WEIGHTED) / (_GRADIENTS_A_DRAW * gradient)
-            num_draws = next((number for number in _NUM_WEIGHTED if number <= most), _NUM_WEIGHTED[-1])
-            if most < num_draws and method == "auto":
-                report.fall_back(clock.left, warns=True, stacklevel=5)  # the caller of the estimator's fit
-                return None
-            with double_precision(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="the Pareto shape")
-                draws = wide_limit_draws(
-                    key, collapsed(network), num_draws, *jax.tree.map(jnp.asarray, known), weighted=True
-                )
-            shape = float("nan") if draws.pareto_shape is None else draws.pareto_shape
-            line = (
-                f"{num_draws} chosen of {10 * num_draws} draws of the prior by their evidence; Pareto shape {shape:.2f}"
-            )
-            report.add("Weighted draws", line)
-            if method == "weighted" or shape <= loo.LARGEST_SHAPE:
-                hidden = {name: draws[name] for name in draws if name != "readout"}
-                return DrawnPosterior(network, hidden, known), None, 1
-            report.add("Weighted draws", f"above {loo.LARGEST_SHAPE}: few draws have the weight, so chains are run")
+    def network(self, chosen: WideLimitFit | Optimum, units: int, by_row: bool) -> Network:
+        """Return a finite network of a limit or an optimum of the race."""
+        num_outputs = None if self.y.ndim == 1 else self.y.shape[1]
+        kind = f"{chosen.depth} x {units} {chosen.activation} units, {'noise by row' if by_row else 'constant noise'}"
+        line = f"{kind}; log-normal priors, of spread {SPREAD:g}, around the fitted scales"
+        self.report.add("Finite network", line)
+        return Network(chosen.depth, units, chosen.activation, num_outputs, by_row)
 
-        # Posterior of many rows, or with few weighty draws: chains.
-        size = chosen.size if optima else np.mean(np.diagonal(gram))
-        is_double, reason = needs_double(chosen.noise_scale, size, len(x))
-        report.add("Chains", f"precision: {reason}")
-        with precision(is_double):
-            starts = chosen.weights if optima and units == RACE_WIDTH else []
-            form: dict[str, Any] = {"optima": starts, "clock": clock, "key": key, "report": report}
-            return run_chains(network, known, (inputs, targets), num_chains, **form)
+    def weigh(self, network: Network, known: tuple, key: Any) -> Run | None:
+        """Return weighted draws of the prior; None where few have the weight, and chains are planned."""
+        self.clock.begin("weighted draws")
+        number = self.plan.num_weighted
+        with double_precision(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the Pareto shape")
+            args = jax.tree.map(jnp.asarray, known)
+            draws = wide_limit_draws(key, collapsed(network), number, *args, weighted=True)
+        shape = float("nan") if draws.pareto_shape is None else draws.pareto_shape
+        line = f"{number} chosen of {10 * number} draws of the prior by their evidence; Pareto shape {shape:.2f}"
+        self.report.add("Weighted draws", line)
+        if self.plan.method == "weighted" or shape <= loo.LARGEST_SHAPE:
+            posterior = DrawnPosterior(network, {name: draws[name] for name in draws if name != "readout"}, known)
+            posterior.pareto_shape = shape
+            return Run(posterior)
+        self.report.add("Weighted draws", f"above {loo.LARGEST_SHAPE}: few draws have the weight, so chains are run")
+        return None
 
-    found = None
-    if method != "limit" and varies:
-        try:
-            found = draw(x, y, units)
-            by_draws = None if found is None else loo.of_regression(found[0].function(inputs), targets)
-        except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or infinite draws
-            if method != "auto":
-                raise
-            found = None
-            report.give_up(error)
+    def choose(self, run: Run) -> Result:
+        """Take the limit if it is clearly better, less one nat for each fitted scale (Akaike's criterion); else draws.
 
-    # Choice: the limit if clearly better, less one nat for each fitted scale (Akaike's criterion); else draws, stacked
-    # with a little of it. Draws know their rows, so that their leave-one-out densities are no ground for more.
-    if found is not None and by_draws is not None:
-        posterior, mcmc, num_steps = found
-        num_scales = sum(np.size(error) for error in fit.standard_errors.values())
-        penalised = by_limit.by_row - num_scales / num_fitted
-        kind = "weighted draws" if mcmc is None else "chains"
-        report.add(
+        These are stacked with a little of it. They know their rows, so that their leave-one-out densities are no ground
+        for more.
+        """
+        by_draws = loo.of_regression(run.posterior.function(self.scored[0]), self.scored[1])
+        density = float(np.mean(by_draws.by_row))
+        num_scales = sum(np.size(error) for error in self.fit.standard_errors.values())
+        penalised = self.by_limit.by_row - num_scales / self.plan.fitted_rows
+        kind = "weighted draws" if run.mcmc is None else "chains"
+        self.report.add(
             "Decision",
             f"leave-one-out log density per row by {kind}: {by_draws}; {by_draws.reliability}",
             f"{kind} over the infinite-width limit: {loo.average(by_draws.by_row - penalised)} nats per row "
             f"(leave-one-out, the limit less one nat for each of its {num_scales} scales)",
         )
-        if method != "auto":
-            return scale, method, fit, posterior, mcmc, num_steps
+        if self.plan.method == "posterior" and not run.posterior.agrees:
+            self.limit.rhat = run.posterior.rhat
+            line = f"no posterior: the chains reached an R-hat of {self.limit.rhat:.3f}, not {LARGEST_RHAT}"
+            mend = '; give a larger time_budget, other units by hidden, or take the ensemble of method="chains".'
+            self.report.warn("Decision", f"{line}, and the limit predicts", mend)
+            return self.by_limit_alone()
+        if self.plan.method != "auto":
+            return Result(self.plan.method, run.posterior, density, *run[1:3])
         if loo.is_better(penalised, by_draws.by_row):
-            report.add("Decision", f"{kind} dropped: the limit is better by more than two standard errors")
-        else:
-            weight = max(1 - _MOST_OF_LIMIT, loo.stacking_weight(by_draws.by_row, penalised))
-            least = f"at least {1 - _MOST_OF_LIMIT:g}"
-            report.add("Decision", f"weight of {kind}, stacked with the limit: {weight:.3f}, {least}")
-            posterior.stack(limit, weight)
-            return scale, "stacked", fit, posterior, mcmc, num_steps
-    if is_by_row:
+            self.report.add("Decision", f"{kind} dropped: the limit is better by more than two standard errors")
+            return self.by_limit_alone()
+        weight = max(1 - _MOST_OF_LIMIT, loo.stacking_weight(by_draws.by_row, penalised))
+        least = f"at least {1 - _MOST_OF_LIMIT:g}"
+        self.report.add("Decision", f"weight of {kind}, stacked with the limit: {weight:.3f}, {least}")
+        run.posterior.stack(self.limit, weight)
+        return Result("stacked", run.posterior, density, *run[1:3])
+
+    def by_limit_alone(self) -> Result:
+        """Return the limit's predictions."""
+        return Result("limit", self.limit, float(np.mean(self.by_limit.by_row)))
+
+
+def decide(
+    x: np.ndarray, y: np.ndarray, plan: Plan, clock: Clock, random: np.random.RandomState, report: Report
+) -> tuple[TargetScale, Regression, Result]:
+    """Fit x (n, d), y (n,) or (n, k) by a plan; return the scale of y, the work and its result."""
+    clock.begin("scale of the targets")
+    scale = choose_scale(x, y, plan, random, report)
+    work = Regression(plan, x, scale.forward(y), clock, random, report)
+    work.fit_limit()
+    work.tell_far_rows(scale)
+    result, varies = work.by_limit_alone(), np.ptp(work.fit.targets, axis=0).any()
+    by_row = bool(varies) and work.choose_noise()
+    if not varies:
+        report.add("Decision", "the targets are all the same: the limit predicts them, and its noise is arbitrary")
+    elif plan.method != "limit":
+        try:
+            if (run := work.draw(by_row)) is not None:
+                result = work.choose(run)
+        except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or infinite draws
+            if plan.method != "auto":
+                raise
+            report.warn("Decision", f"the finite network was given up, and the limit predicts: {error}")
+    if by_row and result.method == "limit":
         line = "the limit has one noise for all rows: where it varies, intervals are too wide at some, narrow at others"
         report.add("Noise", f'{line}; method="chains" has a noise by row')
-    return scale, "limit", fit, limit, None, 1
-
-
-# Rows
-_MANY = 10_000  # rows, above which a plan is announced
-_MOST_SCORED = 1000  # rows of compared log densities
-_ROWS_A_COLUMN = 10  # at the most with constant noise
-_NOISE_SHARE = 0.2  # of the limit's leave-one-out error, below which its noise is flagged
-_SHARE_OF_MEASURED = 0.05  # of pairs with equal inputs that differ, above which inputs were measured repeatedly
-_ENOUGH_STEPS = 1000  # of chains; with less, fewer rows
+    return scale, work, result
 
 
 def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.ndarray, np.ndarray]:
@@ -233,9 +242,10 @@ def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.nda
         )
         return x, y
     line = f"{num_copies} of {len(x)} rows are copies of others, inputs and targets: each row counts once"
-    report.add("Data", line)
     if counts.min() > 1:
-        warnings.warn(f"{line}.", UserWarning, stacklevel=3)
+        report.warn("Data", line, ".")
+    else:
+        report.add("Data", line)
     return x[np.sort(first)], y[np.sort(first)]
 
 
@@ -243,110 +253,70 @@ def _num_pairs(counts: np.ndarray) -> int:
     return int(np.sum(counts * (counts - 1)) // 2)
 
 
-def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, clock: Clock) -> bool:
-    """Tell whether the budget allows enough steps on all rows."""
-    step = GRADIENTS_A_STEP * num_chains * gradient_seconds(num_rows, depth, width)
-    return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
-
-
-_DEEP_WIDTH = RACE_WIDTH  # units of several layers: longer chains gain more than wider layers
-_CHEAP_WIDTH = 16
-_MANY_STEPS = 17_000  # of chains; with as many, more layers: on rows left out, with less nothing is gained
-_FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
-# Seconds of compiling chains: in all, and of noise by row besides.
-_COMPILING_CHAINS, _COMPILING_BY_ROW = 8.5, 2.0
-
-
-def affordable(
-    optima: list[Optimum],
-    width: int | None,
-    noises: list[bool],  # whether by row, the best first
-    num_rows: int,
-    num_chains: int,
-    clock: Clock,
-    report: Report,
-) -> tuple[Optimum, int, bool]:
-    """Return the first optimum, units and noise whose chains are long enough in the seconds left, or the cheapest."""
-    best_by_depth = {one.depth: one for one in reversed(optima) if one.depth <= optima[0].depth}
-    by_depth = [best_by_depth[depth] for depth in sorted(best_by_depth, reverse=True)]
-    units = width or (WIDTH if optima[0].depth == 1 else _DEEP_WIDTH)
-    choices = [(one, units, by_row) for one in by_depth[:1] for by_row in noises]
-    choices += [(one, units, noises[-1]) for one in by_depth[1:]]
-    choices.append((by_depth[-1], width or _CHEAP_WIDTH, noises[-1]))
-
-    def is_affordable(one: Optimum, units: int, by_row: bool) -> bool:
-        gradient = gradient_seconds(num_rows, one.depth, units, by_row)
-        gradient *= 1 + needs_double(one.noise_scale, one.size, num_rows)[0]
-        compiling = _COMPILING_CHAINS + _COMPILING_BY_ROW * by_row
-        return compiling + GRADIENTS_A_STEP * num_chains * gradient * _FEWEST_STEPS < clock.left
-
-    place = next((place for place, choice in enumerate(choices) if is_affordable(*choice)), len(choices) - 1)
-    if place:
-        one, units, by_row = choices[0]
-        kind = f"{one.depth} x {units} {one.activation} units{', noise by row,' if by_row else ''}"
-        report.add("Finite network", f"{kind} are too dear for {clock.left:.0f} s left")
-    return choices[place]
-
-
-# Scales
-MOST_FITTED = 1000  # rows of the fit
-MOST_KNOWN = 3000  # rows of the limit
-_COMPARED = 200  # rows of the comparison
-_ACTIVATIONS = ("erf", "relu")
-_DEEP = 3  # hidden layers compared with one
-_FEW = 50  # rows; below, one layer and one scale
-# Seconds of a fit to a thousand rows, cubic in their number; and the fit's share of the budget.
-_SECONDS, _SHARE = 30.0, 0.3
-
-
-def fit_scales(
-    x: np.ndarray, y: np.ndarray, depth: int | None, clock: Clock, random: np.random.RandomState, report: Report
-) -> tuple[WideLimitFit, int]:
-    """Choose an architecture on few rows and fit scales to more; return the fit and the number fitted to."""
+def fit_scales(x: np.ndarray, y: np.ndarray, plan: Plan, random: np.random.RandomState, report: Report) -> WideLimitFit:
+    """Choose an architecture on few rows and fit scales to more."""
     rows = random.permutation(len(x))
-    affordable = int(MOST_FITTED * (_SHARE * clock.budget / _SECONDS) ** (1 / 3))
-    some = rows[: min(_COMPARED, max(affordable, _FEW))]
-    found = compare_architectures(x[some], y[some], depth, report)
-    more = rows[: max(len(some), min(affordable, MOST_FITTED))]
-    by_column = "input_scale" in found.scales
+    some, more = rows[: plan.compared_rows], rows[: plan.fitted_rows]
+    found = compare_architectures(x[some], y[some], plan, report)
+    best = found.table[0]
     if len(more) > len(some):
-        kind: dict[str, Any] = {"activation": found.activation, "depth": found.depth, "input_scale": by_column}
+        kind = {name: best[name] for name in ("structure", "activation", "input_scale")}
+        kind |= {"depth": max(best["depth"], 1), "order": max(best["order"], 1)}
         found = fit(x[more], y[more], num_restarts=1, num_rows=len(some), progress_bar=False, **kind)
-    known = rows[:MOST_KNOWN] if len(x) > MOST_KNOWN else np.arange(len(x))
+    known = rows[: plan.known_rows] if plan.known_rows < len(x) else np.arange(len(x))
     report.add(
-        "Infinitely wide network",
-        f"rows: {len(some)} to choose the architecture, {len(more)} to fit scales to, {len(known)} to predict from",
-        f"{found.activation}, hidden layers: {found.depth}, input scale: {'by column' if by_column else 'none'}",
+        HEADING,
+        f"{best['structure']}, {found.activation}, hidden layers: {found.depth}, "
+        f"input scale: {'by column' if best['input_scale'] else 'none'}",
         f"noise {found.noise_scale:.4g} standard deviations of the targets, log evidence {found.log_evidence:.2f}",
     )
-    return replace(found, inputs=x[known], targets=y[known]), len(more)
+    return replace(found, inputs=x[known], targets=y[known])
 
 
-def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -> WideLimitFit:
+def compare_architectures(x: np.ndarray, y: np.ndarray, plan: Plan, report: Report) -> WideLimitFit:
     """Choose activation, depth and column scales by the evidence of some rows."""
     fitted = partial(fit, x, y, num_restarts=1, num_rows=len(x), progress_bar=False)
-    found = [fitted(activation=_ACTIVATIONS, depth=depth or 1, input_scale=False)]
-    first = found[0]
-    if len(x) >= _FEW and depth is None:
-        found.append(fitted(activation=first.activation, depth=_DEEP, input_scale=False))
-    if len(x) >= _FEW and x.shape[1] > 1:
+    first, *deeper = plan.depths
+
+    def log_marginal(one: WideLimitFit) -> float:
+        return one.table[0]["log_marginal"]
+
+    fits = [fitted(activation=_ACTIVATIONS, depth=first, input_scale=False)]
+    fits += [fitted(activation=fits[0].activation, depth=depth, input_scale=False) for depth in deeper]
+    if plan.by_column:
         # Both again: column scales often change their order.
-        found.append(fitted(activation=_ACTIVATIONS, depth=first.depth, input_scale=True))
-    best = max(found, key=lambda one: one.table[0]["log_marginal"])
-    table = sorted((row for one in found for row in one.table), key=lambda row: -row["log_marginal"])
+        fits.append(fitted(activation=_ACTIVATIONS, depth=first, input_scale=True))
+    if np.ptp(x, axis=0).all():  # by dummies, few rows may not
+        activation: Any = _ACTIVATIONS
+        for structure in plan.structures[1:]:
+            before = max(map(log_marginal, fits))
+            fits.append(fitted(activation=activation, structure=structure))
+            if log_marginal(fits[-1]) < before:
+                break  # one with a dense block, too, follows on a gain
+            activation = fits[-1].activation
+    best = max(fits, key=log_marginal)
+    table = sorted((row for one in fits for row in one.table), key=lambda row: -row["log_marginal"])
     report.add(
-        "Infinitely wide network",
+        HEADING,
         "log evidence at the fitted scales; log marginal: scales integrated out, the largest is chosen",
         str(replace(best, table=table)),
     )
     return best
 
 
-# Precision
-# In targets' deviations: smaller ones need float64; at 0.04 gradients of float32 are 0.1 % off.
-_LEAST_NOISE = 0.02
-# Least ratio of the noise's variance to the rounding of features' squares, summed over rows.
-_ROUNDINGS = 20
+def too_few(plan: Plan) -> tuple[str, str]:
+    """Return a line on a budget that pays for no finite network, and how to mend it."""
+    line = f"{plan.time_budget:g} seconds are too few for a finite network: the limit predicts"
+    return line, "; give a larger time_budget, or fewer units by hidden, such as (20,)."
+
+
+def in_precision(schedule: Schedule, noise_scale: float, prior_variance: float, report: Report) -> Schedule:
+    """Return the schedule in the precision that chains need, or that it has already: float64 has half of the steps."""
+    if schedule.precision != "auto":
+        return schedule
+    is_double, reason = needs_double(noise_scale, prior_variance, schedule.num_rows)
+    report.add("Chains", f"precision: {reason}")
+    return schedule.in_float64() if is_double else replace(schedule, precision="float32")
 
 
 def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tuple[bool, str]:
@@ -358,11 +328,3 @@ def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tu
         beside = f"{num_rows} rows of outputs with a prior standard deviation of {prior_variance**0.5:.3g}"
         return True, f"float64 (noise {noise_scale:.3g} is lost in float32 beside {beside})"
     return False, f"float32 (noise {noise_scale:.3g} is large enough)"
-
-
-# Posterior
-_NUM_WEIGHTED = (500, 200, 50)  # weighted draws: few numbers, so that programs are found again
-_COMPILING_WEIGHTED = 4.5  # seconds: measured
-_GRADIENTS_A_DRAW = 45  # cost of one in float64, with its score: measured
-_MOST_OF_LIMIT = 0.1  # stacked with draws: tails
-_MOST_WEIGHTED = 100  # rows, above which few draws carry the weight

@@ -67,6 +67,8 @@ class Mixture(NamedTuple):
 class LimitPosterior:
     """Posterior of the infinitely wide network at fixed scales."""
 
+    rhat: float | None = None  # of chains that did not agree, in whose place it predicts
+
     def __init__(self, fit: WideLimitFit):
         self.fit = fit
 
@@ -142,6 +144,9 @@ class DrawnPosterior:
 
     limit: LimitPosterior | None = None
     weight = 1.0  # of the draws; the limit has the rest
+    rhat: float | None = None  # of predictions between chains
+    agrees: bool | None = None  # whether chains do
+    pareto_shape: float | None = None  # of the weights of draws
 
     def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
         self.network, self.model = network, collapsed(network)

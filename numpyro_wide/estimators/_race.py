@@ -4,6 +4,7 @@ The readout is integrated out, and the noise held at a few levels: a free one go
 program serves all networks, whose depth, activation and noise are data.
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from jax import Array
 
 from numpyro_wide._compile import over_chains, run_program
 from numpyro_wide.estimators._base import Clock, Report
+from numpyro_wide.estimators._plan import RACE_DEPTHS, RACE_STEPS, RACE_UNITS, Plan
 from numpyro_wide.estimators._posteriors import LimitPosterior
 from numpyro_wide.linear_gaussian._problem import log_evidence, readout_map
 from numpyro_wide.machine import precision
@@ -22,17 +24,8 @@ from numpyro_wide.nn._layers import ACTIVATIONS, scaled_features, unit_scale
 
 HEADING = "Race of architectures"
 RACED = ("tanh", "gelu", "relu", "erf")
-DEPTHS = (2, 3, 1)  # in the order of the race
-LEAST_BUDGET = 30.0  # seconds that pay for a race
 LEVELS = (0.1, 0.3, 0.8)  # held, in targets' deviations
-# Rows, and rows for a second of the budget: more of them want deeper networks, as chains on all rows will.
-MOST_LEARNT, _LEARNT_A_SECOND, _MOST_HELD = 800, 8, 700
-_MOST_PARTS = 5  # left out in turn
-_LEARNT = 0.8  # share of the rows
-WIDTH = 32
-_NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
-_SHARE = 0.15  # of the budget
-_COMPILING_RACE, _SECONDS_A_RACED_ROW = 3.0, 0.004  # of the first depth: measured
+_STEP_SIZE = 0.02  # of Adam
 _NOISE_SHARE, _LEAST_NOISE = 0.8, 1e-3
 # Medians and spreads of the scales: units have variance one, inputs any relevance.
 _B_STD, _READOUT, _READOUT_B_STD = 0.5, 1.6, 0.3
@@ -70,12 +63,11 @@ class Entry(NamedTuple):
     noise: Any
 
 
-def parted(num_rows: int, budget: float, random: np.random.RandomState) -> list[tuple[np.ndarray, np.ndarray]]:
+def parted(plan: Plan, random: np.random.RandomState) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return indices of rows to learn from, and of others, by part of a cross-validation."""
-    rows = random.permutation(num_rows)
-    num_learnt = min(int(_LEARNT * num_rows), max(MOST_LEARNT, int(_LEARNT_A_SECOND * budget)))
-    num_held = min(num_rows - num_learnt, _MOST_HELD)
-    moved = (np.roll(rows, -part * num_held) for part in range(min(_MOST_PARTS, -(-num_rows // num_held))))
+    rows, (num_learnt, num_held) = random.permutation(plan.known_rows), plan.race_rows
+    num_parts = 1 + max(part for _, part in plan.race_runs)
+    moved = (np.roll(rows, -part * num_held) for part in range(num_parts))
     return [(order[:num_learnt], order[num_learnt : num_learnt + num_held]) for order in moved]
 
 
@@ -83,14 +75,13 @@ def race(
     x: np.ndarray,
     y: np.ndarray,
     parts: list[tuple[np.ndarray, np.ndarray]],
-    depth: int | None,
+    plan: Plan,
     clock: Clock,
     random: np.random.RandomState,
-    num_steps: int = _NUM_STEPS,
+    num_steps: int = RACE_STEPS,
 ) -> list[list[Optimum]]:
-    """Return optima for x (n, d) and y (n,) or (n, k) by part, while the budget's share lasts."""
-    depths: tuple[int, ...] = DEPTHS if depth is None else (depth,)
-    most, raced_depths = clock.seconds + _SHARE * clock.budget, list[int]()
+    """Return optima for x (n, d) and y (n,) or (n, k) of each run of the plan, until the budget is over."""
+    num_layers = plan.depth or max(RACE_DEPTHS)  # of all, so that they are one program
 
     def optima_of(entries: Entry, starts: dict[str, Array], x: Array, y: Array) -> dict[str, Array]:
         return over_chains(lambda entry, start: _descend(num_steps, entry, start, x, y))(entries, starts)
@@ -98,40 +89,28 @@ def race(
     def results_of(entries: Entry, optima: dict[str, Array], *rows: Array) -> dict[str, Any]:
         return over_chains(lambda entry, weights: _results(entry, weights, *rows))(entries, optima)
 
-    def race_depth(one: int, part: tuple[np.ndarray, np.ndarray]) -> list[Optimum]:
-        rows = [jnp.asarray(values[indices], float) for indices in part for values in (x, y)]
-        starts = _starts(random, len(RACED) * len(LEVELS), max(depths), x.shape[1])
-        weights = run_program(optima_of, _entries(one), starts, *rows[:2])
-        found = jax.tree.map(np.asarray, run_program(results_of, _entries(one), weights, *rows, quick=True))
-        optima = (_best(one, activation, found) for activation in range(len(RACED)))
-        return [optimum for optimum in optima if optimum is not None]
-
+    raced = list[list[Optimum]]()
     with precision(False):
-        before, first = clock.seconds, list[Optimum]()
-        for one in depths:
-            if raced_depths and clock.seconds > most:
+        for depth, part in plan.race_runs:
+            if raced and clock.is_over:
                 break
-            first += race_depth(one, parts[0])
-            if not raced_depths:
-                clock.pace = (clock.seconds - before) / (_COMPILING_RACE + _SECONDS_A_RACED_ROW * len(parts[0][0]))
-            raced_depths.append(one)
-        raced = [first]
-        for part in parts[1:]:
-            if 2 * clock.seconds - before > most:  # with one more
-                break
-            before = clock.seconds
-            raced.append([optimum for one in raced_depths for optimum in race_depth(one, part)])
+            rows = [jnp.asarray(values[indices], float) for indices in parts[part] for values in (x, y)]
+            starts = _starts(random, len(RACED) * len(LEVELS), num_layers, x.shape[1])
+            weights = run_program(optima_of, _entries(depth), starts, *rows[:2])
+            found = jax.tree.map(np.asarray, run_program(results_of, _entries(depth), weights, *rows, quick=True))
+            optima = (_best(depth, activation, found) for activation in range(len(RACED)))
+            raced.append([optimum for optimum in optima if optimum is not None])
     return raced
 
 
 def joined(raced: list[list[Optimum]]) -> list[Optimum]:
-    """Return the optima of the first part, with all parts' residuals and weights."""
-    by_part = [{(one.depth, one.activation): one for one in optima} for optima in raced]
+    """Return the optima of one depth's first part, with the residuals and weights of all parts."""
+    by_part = [{one.activation: one for one in optima} for optima in raced]
     optima = []
-    for kind, first in by_part[0].items():
-        if all(kind in part for part in by_part):
-            residuals = np.concatenate([part[kind].residuals for part in by_part])
-            weights = chain.from_iterable(zip(*(part[kind].weights for part in by_part), strict=False))
+    for activation, first in by_part[0].items():
+        if all(activation in part for part in by_part):
+            residuals = np.concatenate([part[activation].residuals for part in by_part])
+            weights = chain.from_iterable(zip(*(part[activation].weights for part in by_part), strict=False))
             optima.append(first._replace(residuals=residuals, weights=list(weights)))
     return optima
 
@@ -191,7 +170,11 @@ def _results(entry: Entry, weights: dict[str, Array], x: Array, y: Array, x_new:
 
 def _starts(random: np.random.RandomState, number: int, largest: int, num_columns: int) -> dict[str, Array]:
     """Draw hidden weights of some networks; scales are at their medians."""
-    shapes = {"first": (num_columns, WIDTH), "deeper": (largest - 1, WIDTH, WIDTH), "biases": (largest, WIDTH)}
+    shapes = {
+        "first": (num_columns, RACE_UNITS),
+        "deeper": (largest - 1, RACE_UNITS, RACE_UNITS),
+        "biases": (largest, RACE_UNITS),
+    }
     drawn = {name: random.standard_normal((number, *shape)) for name, shape in shapes.items()}
     medians = {"input_scale": (num_columns,), "b_std": (largest,), "readout_w_std": ()}
     weights = drawn | {name: np.zeros((number, *shape)) for name, shape in medians.items()}
@@ -218,10 +201,10 @@ def hidden_of(weights: dict[str, Array], entry: Entry, x: Array) -> Array:
     # The first layer is a step of the loop as well, so that the activations are compiled once.
     def layer(hidden: Array, of_layer: tuple[Array, Array, Array]) -> tuple[Array, None]:
         index, kernel, bias = of_layer
-        before = jnp.where(index == 0, first, entry.unit / WIDTH**0.5 * hidden @ kernel)
+        before = jnp.where(index == 0, first, entry.unit / RACE_UNITS**0.5 * hidden @ kernel)
         return jnp.where(index < entry.depth, activate(before + bias[None]), hidden), None
 
-    kernels = jnp.concatenate([jnp.zeros((1, WIDTH, WIDTH), first.dtype), weights["deeper"]])
+    kernels = jnp.concatenate([jnp.zeros((1, RACE_UNITS, RACE_UNITS), first.dtype), weights["deeper"]])
     return jax.lax.scan(layer, jnp.zeros_like(first), (jnp.arange(len(biases)), kernels, biases))[0]
 
 
@@ -264,38 +247,35 @@ def _by_site(depth: int, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 def with_limit(
-    limit: LimitPosterior,
-    gram: np.ndarray,
-    depth: int | None,
-    clock: Clock,
-    random: np.random.RandomState,
-    report: Report,
-    long_run: float,  # seconds of chains, on the machine of our measurements, from which the most layers are preferred
-) -> list[Optimum]:
-    """Return optima in order; none where the limit, of kernel ``gram``, is better."""
+    limit: LimitPosterior, gram: np.ndarray, plan: Plan, clock: Clock, random: np.random.RandomState, report: Report
+) -> tuple[list[Optimum], Plan]:
+    """Return optima in order, none where the limit, of kernel ``gram``, is better, and the plan as it was run."""
     fit = limit.fit
-    parts = parted(len(fit.inputs), clock.budget, random)
-    raced = race(fit.inputs, fit.targets, parts, depth, clock, random)
-    parts = parts[: len(raced)]
-    prefers_depth = max(1.0, clock.pace) * long_run < clock.left
-    optima = in_order(joined(raced), prefers_depth)
+    parts = parted(plan, random)
+    raced = race(fit.inputs, fit.targets, parts, plan, clock, random)
+    if len(raced) < len(plan.race_runs):
+        report.add("Plan", f"the race was ended by the budget, after {len(raced)} of {len(plan.race_runs)} runs")
+        plan = replace(plan, race_runs=plan.race_runs[: len(raced)])
+    depths = list(dict.fromkeys(depth for depth, _ in plan.race_runs))
+    num_parts = max(1, len(raced) // len(depths))  # that all depths were run on
+    parts, raced = parts[:num_parts], raced[: num_parts * len(depths)]
+    by_depth = [joined(raced[place :: len(depths)]) for place in range(len(depths))]
+    optima = in_order([optimum for joint in by_depth for optimum in joint], plan.prefers_depth)
     of_limit = np.concatenate([fit.targets[new] - limit.predicted(gram, known, new) for known, new in parts])
     report.add(
         HEADING,
-        f"optima of networks of {WIDTH} units with the noise held, learnt from {len(parts[0][0])} rows; errors of "
-        f"{len(of_limit)} rows left out; the first has the {'most' if prefers_depth else 'fewest'} layers within a "
-        "standard error of the least",
+        f"optima of networks of {RACE_UNITS} units with the noise held, learnt from {len(parts[0][0])} rows; errors of "
+        f"{len(of_limit)} rows left out; the first has the {'most' if plan.prefers_depth else 'fewest'} layers within "
+        "a standard error of the least",
         table(optima, of_limit),
     )
     if not optima:
         report.add(HEADING, "no optimum is finite")
-        return []
-    best = optima[0]
     # Chains reach less than an optimum's error, but from the limit's scales about the limit's.
-    if np.sqrt(np.mean(of_limit**2)) < best.noise_scale:
+    elif np.sqrt(np.mean(of_limit**2)) < optima[0].noise_scale:
         report.add(HEADING, f"the limit's error is below {_NOISE_SHARE} of the least: its architecture and scales stay")
-        return []
-    return optima
+        optima = []
+    return optima, plan
 
 
 def table(optima: list[Optimum], of_limit: np.ndarray) -> str:

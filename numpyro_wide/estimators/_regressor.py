@@ -11,7 +11,8 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import validate_data
 
 from numpyro_wide._checks import check_level, check_levels, check_one_of, whole_number
-from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments, words_named
+from numpyro_wide.estimators._base import Report, WideBNN, moments, words_named
+from numpyro_wide.estimators._plan import plan_regression
 from numpyro_wide.estimators._policy import decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
 from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale, refuse_not_positive
@@ -32,15 +33,24 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             clearly has the larger leave-one-out density.
         noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto": by row, but
             for few rows, discrete targets and short budgets.
-        method: "limit", "weighted", "chains", or "auto": the first, or draws with a little of it.
+        method: "limit", "weighted", "chains"; "auto": the first, or draws with a little of it; or "posterior": adjusted
+            chains of one network, 1 x 50 or as ``hidden`` has it, with latent scales and noise, if R-hat of function,
+            scales and noise is at most 1.01; else the limit predicts, with a warning.
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
         num_chains: number of chains.
-        random_state: seed, an int or a ``numpy.random.RandomState``; chains also depend on the clock.
+        plan: ``plan_`` of an earlier fit to as many rows and columns, or its JSON text, instead of all options above:
+            the fit is then run to its end, however long it takes.
+        random_state: seed, an int or a ``numpy.random.RandomState``.
         progress_bar: whether to show a bar with the stage and its seconds.
 
     Attributes:
+        plan_: rows, candidates and steps of the fit, as they were run; its ``to_json()`` is a text. On one machine fits
+            by a plan and a ``random_state`` are equal to the last bit.
         report_: decisions with their numbers, as text by ``str``.
-        method_: "limit", "weighted", "chains" or "stacked".
+        summary_: the report's numbers, a dictionary: "method"; "structure", "dense", "additive" or "both";
+            "log_density" of a row left out; "noise_scale" of the limit, in deviations of the targets; "rhat" of
+            predictions between chains, and "agrees", whether they do; "pareto_shape" of weighted draws; "seconds".
+        method_: "limit", "weighted", "chains", "stacked" or "posterior".
         target_transform_: "none", "cube_root" or "log".
         fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised data, targets
             transformed.
@@ -60,7 +70,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         ([0.84, 0.91], (2,))
     """
 
-    _methods = ("auto", "limit", "weighted", "chains")
+    _task = "regression"
+    _methods = ("auto", "limit", "weighted", "chains", "posterior")
     _targets: TargetScale
 
     def __init__(
@@ -72,6 +83,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         method: str = "auto",
         time_budget: float | None = None,
         num_chains: int = 4,
+        plan: Any = None,
         random_state: Any = None,
         progress_bar: bool = True,
     ):
@@ -80,6 +92,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             method=method,
             time_budget=time_budget,
             num_chains=num_chains,
+            plan=plan,
             random_state=random_state,
             progress_bar=progress_bar,
         )
@@ -93,16 +106,16 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             X: inputs, (n, d).
             y: targets, (n,), or (n, k) for outputs of equal scales and noise.
         """
-        depth, width, budget, random = self._checked_parameters()
+        random = self._check_parameters()
         check_one_of("noise", self.noise, ("auto", "constant", "by_row"))
         check_one_of("target_transform", self.target_transform, ("auto", *TRANSFORMS))
         if (self.noise, self.method) == ("by_row", "limit"):
             raise ValueError(
                 'noise="by_row" needs a finite network, but method is "limit"; take method="chains" or "auto".'
             )
-        given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
+        checks = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
         with words_named(X):
-            inputs, targets = validate_data(self, X, y, **given)
+            inputs, targets = validate_data(self, X, y, **checks)
             targets = np.asarray(targets, float)
         report = Report("Bayesian neural network, regression")
         inputs, targets = without_copies(inputs, targets, report)
@@ -114,28 +127,21 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             )
         if self.target_transform != "auto":
             refuse_not_positive(self.target_transform, targets)
+        x = self._learn_columns(inputs, report)
+        num_outputs = 1 if targets.ndim == 1 else targets.shape[1]
+        options = {"noise": self.noise, "target_transform": self.target_transform}
+        plan = self._planned(plan_regression, report, *x.shape, num_outputs, **options)
         # Several threads on few cores mostly wait.
-        with set_blas_threads(1), Clock(budget, self.progress_bar) as clock, warnings.catch_warnings():
+        with set_blas_threads(1), self._clock(plan) as clock, warnings.catch_warnings():
             # Of the limit's fits, to some rows in an order and units of their own; the report tells of all.
             warnings.filterwarnings("ignore", message=r"\d+ of \d+ rows, row")
-            self._targets, method, *found = decide(
-                self._learn_columns(inputs, report),
-                targets,
-                transform=self.target_transform,
-                depth=depth,
-                width=width,
-                noise=self.noise,
-                method=self.method,
-                num_chains=self.num_chains,
-                clock=clock,
-                random=random,
-                report=report,
-            )
-        self.target_transform_ = self._targets.transform
+            self._targets, work, result = decide(x, targets, plan, clock, random, report)
+        self.target_transform_, self.n_iter_ = self._targets.transform, result.num_steps
         if self.target_transform_ == "none" and np.all(scale > 0):
-            noise = ", ".join(f"{number:.4g}" for number in found[0].noise_scale * np.ravel(scale))
+            noise = ", ".join(f"{number:.4g}" for number in work.fit.noise_scale * np.ravel(scale))
             report.add("Infinitely wide network", f"noise in the units of the targets: {noise}")
-        self._keep(report, clock, method, *found)
+        log_density = result.log_density + float(np.mean(self._targets.log_slope(targets)))
+        self._keep(report, clock, work.plan, result.method, work.fit, result.posterior, result.mcmc, log_density)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False, return_cov: bool = False) -> Any:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_wide.estimators._base import Report, moments
+from numpyro_wide.estimators._plan import Plan
 from numpyro_wide.estimators._posteriors import LimitPosterior, Mixture
 from numpyro_wide.estimators._scoring import is_better
 from numpyro_wide.wide_limit._fit import fit
@@ -12,7 +13,6 @@ from numpyro_wide.wide_limit._fit import fit
 _NAMES = {"none": "as they are", "cube_root": "cube roots", "log": "logarithms"}  # in the order of extrapolations
 TRANSFORMS = tuple(_NAMES)
 _LEAST_RATIO = 3.0  # of the largest target to the least; below, the maps are nearly straight
-_FEWEST, _MOST = 50, 200  # rows
 _LARGEST_ERROR = 1.05  # of means, relative to that of the targets as they are
 
 
@@ -105,15 +105,15 @@ def refuse_not_positive(transform: str, y: np.ndarray) -> None:
 
 
 def choose_scale(
-    x: np.ndarray, y: np.ndarray, transform: str, random: np.random.RandomState, report: Report
+    x: np.ndarray, y: np.ndarray, plan: Plan, random: np.random.RandomState, report: Report
 ) -> TargetScale:
     """Choose a map of targets y (n,) or (n, k) that are positive, by densities of y in its own units."""
-    if transform != "auto":
-        return TargetScale.of(transform, y)
+    if plan.target_transform != "auto":
+        return TargetScale.of(plan.target_transform, y)
     as_they_are = TargetScale.of("none", y)
-    if len(y) < _FEWEST or np.min(y) <= 0 or np.max(y) < _LEAST_RATIO * np.min(y):
+    if not plan.transform_rows or np.min(y) <= 0 or np.max(y) < _LEAST_RATIO * np.min(y):
         return as_they_are
-    rows = random.permutation(len(y))[:_MOST]
+    rows = random.permutation(len(y))[: plan.transform_rows]
     known = {name: TargetScale.of(name, y) for name in TRANSFORMS}
     scores = {name: _left_out(x[rows], y[rows], scale) for name, scale in known.items()}
     unit = np.mean(as_they_are.scale)

@@ -1,5 +1,6 @@
 """Chains of the estimators: how long they run, and what is compiled for them."""
 
+from dataclasses import replace
 from hashlib import sha256
 from operator import itemgetter
 
@@ -8,24 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from numpyro_wide._arviz import effective_sample_size
 from numpyro_wide.estimators import WideBNNRegressor, _chains
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._chains import (
     FlatTarget,
     convergence,
     finite_draws,
-    gradient_seconds,
+    largest_rhat,
     latent_shapes,
     run_chains,
     starts_near,
     weigh,
 )
-from numpyro_wide.estimators._policy import needs_double
+from numpyro_wide.estimators._plan import Schedule, plan_regression
+from numpyro_wide.estimators._policy import in_precision, needs_double
 from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed
 from numpyro_wide.estimators._scoring import chain_weights
 from numpyro_wide.wide_limit import WideLimitFit
@@ -38,44 +41,30 @@ Y = np.sin(X[:, 0]) + 0.3 * np.random.default_rng(1).normal(size=40)
 SCALES = {"b_std": 0.5, "readout_w_std": 1.0, "readout_b_std": 0.1, "w_std": np.ones(1), "noise": 0.3}
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    for name in ("_NUM_ADAM", "_NUM_WARMUP", "_NUM_SAMPLES", "_MOST_CONSTANT"):
-        monkeypatch.setattr(_chains, name, 200)
+NETWORK = Network(1, 4, "erf", None, False)
+SCHEDULE = Schedule(1, 4, False, 40, 50, 0, 200, (200, 400, 800), 20, "float32", num_pieces=15)
 
 
-class GivenClock(Clock):
-    """A clock by which seconds are left until it is told otherwise."""
+class CountedClock(Clock):
+    """A clock whose budget is over at the looks at it from a number on."""
 
-    left = 1e6
+    def __init__(self, number):
+        super().__init__(1e6)
+        self.number = number
+
+    @property
+    def is_over(self):
+        self.number -= 1
+        return self.number < 0
 
 
-def run(judge, optima=()):
+def run(judge, optima=(), schedule=SCHEDULE, network=NETWORK, num_looks=1000, num_chains=2):
     report = Report("chains")
-    with GivenClock(1e6) as clock, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_chains, "judge", lambda network, draws, *_: (None, *judge(draws, clock)))
-        options = {"clock": clock, "key": jax.random.key(0), "report": report, "are_asked_for": False}
-        found = run_chains(Network(1, 4, "erf", None, False), (SCALES, X, Y), (X, Y), 2, optima=optima, **options)
-    return found and found[1:], str(report)
-
-
-@parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 83)], rest="slow")
-def test_adam_takes_as_many_steps_as_a_twentieth_of_the_budget_pays_for(seconds, num_steps, monkeypatch):
-    def start(*_, num_steps, **__):
-        raise RuntimeError(f"{num_steps} steps")
-
-    monkeypatch.setattr(_chains, "init_to_optimum", start)
-    monkeypatch.setattr(_chains, "gradient_seconds", lambda *_: seconds)
-    with pytest.raises(RuntimeError, match=f"^{num_steps} steps"):
-        run(None)
-
-
-@pytest.mark.fault("estimators/_chains.py", "    if affordable >= _FEWEST_STEPS:", "    if True:")
-def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
-    monkeypatch.setattr(_chains, "init_to_optimum", None)
-    monkeypatch.setattr(_chains, "gradient_seconds", lambda *_: 2e3)
-    found, report = run(None)
-    assert found is None and "1000000 seconds are left, too few for a finite network" in report
+    with CountedClock(num_looks) as clock, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_chains, "judge", lambda network, draws, *_: (draws, *judge(draws)))
+        form = {"clock": clock, "key": jax.random.key(0), "report": report}
+        found = run_chains(network, (SCALES, X, Y), (X, Y), num_chains, schedule, optima=optima, **form)
+    return found, str(report)
 
 
 @pytest.mark.fault("estimators/_chains.py", "parts = jnp.split(z, ends[:-1])", "parts = jnp.split(z[::-1], ends[:-1])")
@@ -104,8 +93,7 @@ def test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant(networ
 
 
 @pytest.mark.fault("estimators/_chains.py", "optima[chain % len(optima)]", "optima[0]")
-def test_chains_start_near_the_optima_in_turn(monkeypatch):
-    monkeypatch.setattr(_chains, "init_to_optimum", None)
+def test_chains_start_near_the_optima_in_turn():
     optima = [{"hidden.hidden_0.kernel": np.full((2, 4), size), "hidden.hidden_0.bias": np.ones(4)} for size in (9, -9)]
     network, args = Network(1, 4, "erf", None, by_row=True), jax.tree.map(jnp.asarray, (SCALES, X, Y))
     start = starts_near(optima, jax.random.key(0), latent_shapes(network, args), 3)
@@ -115,18 +103,15 @@ def test_chains_start_near_the_optima_in_turn(monkeypatch):
     assert start["noise.hidden_0.kernel"].shape == (3, 2, 16) and not start["noise_level_base"].any()
     sites = trace(seed(collapsed(network), 0)).get_trace(*args)
     assert set(start) == {n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
-    (mcmc, num_steps), report = run(lambda *_: (True, []), optima=optima)
-    assert num_steps > 400 and "from optima of the race, with scales and noise held" in report
-    assert np.isfinite(mcmc.get_samples()["hidden.hidden_0.kernel"]).all()
+    found, report = run(lambda *_: (True, []), optima=optima)
+    assert found.num_steps == 400 and "from optima of the race, with scales and noise held" in report
+    assert np.isfinite(found.mcmc.get_samples()["hidden.hidden_0.kernel"]).all()
 
 
 @pytest.mark.slow
 def test_a_single_chain_starts_near_an_optimum():
-    form = {"optima": [{"hidden.hidden_0.kernel": np.ones((2, 4))}], "key": jax.random.key(0)}
-    with Clock(300.0) as clock:
-        network, report = Network(1, 4, "erf", None, False), Report("one")
-        _, mcmc, _ = run_chains(network, (SCALES, X, Y), (X, Y), 1, clock=clock, report=report, **form)
-    assert mcmc.get_samples()["hidden.hidden_0.kernel"].shape[1:] == (2, 4)
+    found, _ = run(lambda *_: (True, []), optima=[{"hidden.hidden_0.kernel": np.ones((2, 4))}], num_chains=1)
+    assert found.mcmc.get_samples()["hidden.hidden_0.kernel"].shape == (20, 2, 4)
 
 
 @pytest.mark.fault("estimators/_chains.py", "target._replace(used=held)", "target")
@@ -143,12 +128,14 @@ def test_noise_by_row_is_constant_at_first(monkeypatch):
     target = FlatTarget(network, args, latent_shapes(network, args))
     is_readout = target.without("noise.readout") == 0
     assert is_readout.sum() == 16
-    for name, value in (("MCMC", Seen), ("_FEWEST_OF_TWO", 10)):
-        monkeypatch.setattr(_chains, name, value)
-    with Clock(30.0) as clock:
-        report, form = Report("two"), {"optima": [{"hidden.hidden_0.kernel": np.ones((2, 4))}]}
-        run_chains(network, (SCALES, X, Y), (X, Y), 2, clock=clock, key=jax.random.key(0), report=report, **form)
-    assert "warmup steps, first with constant noise, and" in str(report)
+    monkeypatch.setattr(_chains, "MCMC", Seen)
+    schedule, optima = (
+        replace(SCHEDULE, num_constant=100, looks=(100,), num_pieces=5),
+        [{"hidden.hidden_0.kernel": np.ones((2, 4))}],
+    )
+    found, report = run(lambda *_: (True, []), optima, schedule, network)
+    assert found.num_steps == 200 + 100 + 200 + 100
+    assert "500 warmup steps, first with constant noise, and 100 after them" in report
     (_, constant), (start, varying) = starts
     assert not start[:, is_readout].any() and start[:, ~is_readout].all()  # from where the first phase came to
     moved = start[0] + is_readout
@@ -157,65 +144,37 @@ def test_noise_by_row_is_constant_at_first(monkeypatch):
     np.testing.assert_allclose(constant(start[0]), varying(start[0]), rtol=1e-6)
 
 
-def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():
-    small = gradient_seconds(10_000, 1, 50)
-    assert gradient_seconds(20_000, 1, 50) == pytest.approx(2 * small, rel=0.02)
-    assert gradient_seconds(10_000, 1, 500) == pytest.approx(100 * small, rel=0.02)
-    assert gradient_seconds(10_000, 3, 50) == pytest.approx(3 * small, rel=0.02)
-
-
-@pytest.mark.fault("estimators/_chains.py", "if is_settled or affordable", "if lines or affordable")
+@pytest.mark.fault("estimators/_chains.py", "if is_settled or", "if lines or")
 @pytest.mark.as_compiled
 def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     seen = []
 
-    def judge(draws, clock):
-        seen.append(draws["hidden.hidden_0.kernel"])
+    def judge(draws):
+        seen.append(np.asarray(draws["hidden.hidden_0.kernel"]))
         return len(seen) == 3, [f"look {len(seen)}"]
 
-    (mcmc, num_steps), report = run(judge)
-    assert num_steps == 200 + 200 + 7 * 200  # warmup, the run that tells what a step costs, three looks
-    assert "1000 warmup steps and 800 after them" in report
+    found, report = run(judge)
+    assert found.num_steps == 200 + 200 + 400 + 800
+    assert "200 warmup steps and 1400 after them" in report and "budget" not in report
     assert "look 3" in report and "look 2" not in report
-    assert [draws.shape[:1] for draws in seen] == 3 * [(400,)]  # 200 of each chain, however long
+    assert [draws.shape[:1] for draws in seen] == 3 * [(40,)]  # 20 of each chain, however long
     assert np.ptp(np.concatenate(seen), axis=0).min() > 0
-    np.testing.assert_array_equal(mcmc.get_samples()["hidden.hidden_0.kernel"], seen[-1])
-    assert mcmc.get_extra_fields(group_by_chain=True)["num_grad"].shape == (2, 200)
+    np.testing.assert_array_equal(found.mcmc.get_samples()["hidden.hidden_0.kernel"], seen[-1])
+    assert found.mcmc.get_extra_fields(group_by_chain=True)["num_grad"].shape == (2, 20)
 
 
-@pytest.mark.fault(
-    "estimators/_chains.py", "affordable if affordable < 6 * num_samples else 2 * num_samples", "2 * num_samples"
-)
-@pytest.mark.as_compiled
-def test_chains_go_on_to_the_end_of_the_budget_where_no_run_twice_as_long_could_follow(monkeypatch):
-    affordable = iter((10_000, 2200, 200))
-    monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
-    monkeypatch.setattr(_chains, "_NUM_SAMPLES", 400)
-    (_, num_steps), report = run(lambda *_: (False, []))
-    assert num_steps == 200 + 200 + 400 + 2200
-    assert "800 warmup steps and 2200 after them" in report
-
-
-@pytest.mark.fault("estimators/_chains.py", "num_samples >= 3 * _NUM_SAMPLES", "num_samples >= _NUM_SAMPLES")
-@pytest.mark.as_compiled
-def test_the_first_look_is_the_last_where_the_budget_pays_for_no_second(monkeypatch):
-    affordable = iter((1100, 100))
-    monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
-    monkeypatch.setattr(_chains, "_NUM_SAMPLES", 400)
-    (_, num_steps), _ = run(lambda *_: (False, []))
-    assert num_steps == 200 + 200 + 1000  # as many as there are kept draws, five times
-
-
-@pytest.mark.fault("estimators/_chains.py", "affordable <= num_samples:", "num_steps > 1000:")
-def test_chains_that_never_settle_end_with_the_budget():
-    looks = []
-
-    def judge(draws, clock):
-        looks.append(draws)
-        clock.left = 0.0 if len(looks) == 2 else clock.left
-        return False, []
-
-    assert run(judge)[0][1] == 200 + 200 + 3 * 200 and len(looks) == 2
+@pytest.mark.fault("estimators/_chains.py", "not (pieces and clock.is_over)", "True")
+@pytest.mark.fault("estimators/_chains.py", "join(mcmc, pieces[-PIECES:])", "join(mcmc, pieces)")
+def test_the_end_of_the_budget_ends_the_chains_and_the_plan_repeats_them():
+    never = lambda *_: (False, [])  # noqa: E731
+    found, report = run(never, num_looks=6)  # four pieces of the first look, once after it, one of the second
+    assert found.num_steps == 200 + 200 + 2 * 80 and found.schedule.num_pieces == 7
+    assert "the chains were ended by the budget, after 560 of 1600 steps" in report
+    again, report = run(never, schedule=found.schedule)
+    assert again.num_steps == found.num_steps and again.schedule == found.schedule and "budget" not in report
+    for name, draws in found.mcmc.get_samples().items():
+        assert len(draws) == 40
+        np.testing.assert_array_equal(again.mcmc.get_samples()[name], draws)
 
 
 @pytest.mark.fault("estimators/_policy.py", "noise_scale**2 < rounding", "noise_scale**2 < 0")
@@ -228,6 +187,12 @@ def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_dou
     found, reason = needs_double(noise, prior_variance, len(X))
     assert found is is_double and f"float{64 if is_double else 32} (noise 0.3 is " in reason
     assert needs_double(0.01, 0.0, len(X)) == (True, "float64 (noise 0.01 is below 0.02)")  # whatever the features
+    planned = in_precision(replace(SCHEDULE, precision="auto"), noise, prior_variance, Report("precision"))
+    assert planned == (
+        replace(SCHEDULE, num_adam=25, num_warmup=100, looks=(100, 200, 400), precision="float64")
+        if is_double
+        else SCHEDULE
+    )
     model = collapsed(Network(1, 100, "relu", None, False))
     args = jax.tree.map(jnp.asarray, (scales | {"noise": noise}, X, Y))
     sites = trace(seed(substitute(model, {"noise_base": 0.0, "readout_w_std_base": 0.0}), 0)).get_trace(*args)
@@ -273,17 +238,53 @@ def test_judgement_of_chains():
     alike = random.normal(size=(800, 20, 1))
     assert convergence(alike, variance, y, 4)[::2] == (True, True)
     apart = alike + 5.0 * np.repeat(np.arange(4), 200)[:, None, None]
-    is_settled, lines, agree = convergence(apart, variance, y, 4)  # longer chains would not meet
-    assert is_settled and not agree and "an ensemble" in lines[-1]
+    is_settled, lines, agree, rhat = convergence(apart, variance, y, 4)  # longer chains would not meet
+    assert is_settled and not agree and rhat > 2 and "an ensemble" in lines[-1]
     halves = np.repeat(np.tile([0.0, 0.5], 4), 100)[:, None, None]
-    is_settled, lines, _ = convergence(
+    is_settled, lines, *_ = convergence(
         alike + np.repeat(np.arange(4), 200)[:, None, None] * 0.3 + halves, variance, y, 4
     )
     assert not is_settled and "not settled" in lines[-2] and "times as many steps" in lines[-1]
     moving = alike + np.tile(np.linspace(0, 5, 200), 4)[:, None, None]
-    is_settled, lines, _ = convergence(moving, variance, y, 4)
+    is_settled, lines, *_ = convergence(moving, variance, y, 4)
     assert not is_settled and "not settled" in lines[-1]  # all move alike, and R-hat tells nothing of it
     assert "a single chain" in convergence(moving, variance, y, 1)[1][-1]
+
+
+@pytest.mark.fault("estimators/_chains.py", 'if "." not in name', 'if "b_std" not in name')
+def test_a_posterior_asks_for_agreement_of_function_noise_and_scales_each():
+    random = np.random.default_rng(0)
+    draws = {"hidden.hidden_0.kernel": np.repeat(np.arange(4.0), 500)[:, None, None] + np.zeros((2000, 2, 4))}
+    draws |= {"b_std_base": random.normal(size=2000), "noise_base": random.normal(size=2000)}
+    mean, noise = random.normal(size=(2, 2000, 5, 1))
+    noise = np.exp(noise)
+    apart = np.repeat(np.arange(4.0), 500)
+
+    def worst(mean=mean, noise=noise, **changed):
+        return largest_rhat(DrawnPosterior(NETWORK, draws | changed, (SCALES, X, Y)), mean, noise, 4)
+
+    assert worst()[0] < 1.01  # weights may differ: units have no order
+    assert worst(mean=mean + apart[:, None, None] * np.eye(5)[2][None, :, None])[1] == "the function"
+    assert worst(noise=noise * np.exp(apart)[:, None, None])[1] == "the noise"
+    rhat, name = worst(b_std_base=draws["b_std_base"] + apart)
+    assert name == "b_std" and rhat == pytest.approx(1.5, abs=0.2)  # of variances 1 within and 5/4 between, by ranks
+
+
+@pytest.mark.slow
+def test_a_posterior_is_that_of_nuts():
+    plan = plan_regression(40, 2, 1, method="posterior", hidden=(4,), time_budget=120)
+    model = WideBNNRegressor(plan=plan, random_state=0).fit(X, Y)
+    assert model.method_ == "posterior" and model.summary_["rhat"] <= 1.01 and model.summary_["agrees"]
+    nuts = MCMC(NUTS(model.model_), num_warmup=500, num_samples=2000, num_chains=1, progress_bar=False)
+    nuts.run(jax.random.key(0), *jax.tree.map(jnp.asarray, model.model_args_))
+    expected = nuts.get_samples()
+    for name, draws in model.draws_.items():
+        if "." not in name:
+            error = (1 / effective_sample_size(np.asarray(expected[name])[None]) + 1 / 1000) ** 0.5
+            np.testing.assert_array_less(
+                abs(draws.mean(axis=0) - expected[name].mean(axis=0)), 4 * error * draws.std(axis=0)
+            )
+            np.testing.assert_allclose(draws.std(axis=0), expected[name].std(axis=0), rtol=0.2)
 
 
 @pytest.mark.fault(
@@ -309,11 +310,14 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
 @pytest.mark.as_compiled
 @parametrize("noise", ["constant", "by_row"], rest="slow")
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
-    monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True))
+    monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True, 1.0))
+    plan = plan_regression(40, 2, 1, method="chains", noise=noise, hidden=(4,), num_chains=2, time_budget=20)
+    plan = replace(
+        plan, schedules=(replace(plan.schedules[0], num_constant=200, num_warmup=100, looks=(200,), num_pieces=5),)
+    )
 
     def fit(x, y):
-        options = {"method": "chains", "noise": noise, "hidden": (4,), "num_chains": 2, "random_state": 0}
-        return WideBNNRegressor(**options).fit(x, y).predict(x)
+        return WideBNNRegressor(plan=plan, random_state=0).fit(x, y).predict(x)
 
     fit(X, Y)
     with compilations() as compiled:

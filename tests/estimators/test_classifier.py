@@ -11,7 +11,9 @@ from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNClassifier, _classifier
 from numpyro_wide.estimators import _scoring as scoring
 from numpyro_wide.estimators._base import Report
+from numpyro_wide.estimators._chains import Run
 from numpyro_wide.estimators._classifier import DrawnClasses
+from numpyro_wide.estimators._plan import Plan, plan_classification
 from numpyro_wide.estimators._policy import without_copies
 from numpyro_wide.estimators._posteriors import Network
 from numpyro_wide.wide_limit._label_regression import Calibration
@@ -39,8 +41,8 @@ def test_labels_that_were_measured_twice_are_no_copies():
     model = WideBNNClassifier(method="limit", hidden=(5,), time_budget=5.0, random_state=0).fit(x, y)
     assert "22 of 52 rows are like others, but measured" in str(model.report_) and len(model.fit_.inputs) == 52
     np.testing.assert_allclose(model.predict_proba(x)[:, 1].mean(), y.mean(), atol=0.03)
-    with pytest.warns(UserWarning, match="26 of 52 rows are copies"):  # of equal inputs, no two differ
-        assert len(without_copies(x, x[:, 0] > 0, Report("copies"))[0]) == 26
+    report = Report("copies")  # of equal inputs, no two differ
+    assert len(without_copies(x, x[:, 0] > 0, report)[0]) == 26 and "26 of 52 rows are copies" in report.warnings[0]
 
 
 @pytest.mark.as_compiled
@@ -119,7 +121,8 @@ def test_the_limit_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
         sizes.append((len(self.targets), len(x)))
         return classes_of(x) - 0.5, np.ones(len(x))
 
-    monkeypatch.setattr(_classifier, "run_codes", lambda *_: (_Useless(), None, 1))
+    monkeypatch.setattr(_classifier, "run_codes", lambda *_: Run(_Useless()))
+    monkeypatch.setattr(Plan, "having_run", lambda plan, _: plan)
     monkeypatch.setattr(WideBNNClassifier, "_fit_limit", lambda *_: limit)
     monkeypatch.setattr(wide_limit.WideLimitFit, "predict", predict)
     model = WideBNNClassifier(random_state=0).fit(rows, labels)
@@ -138,11 +141,11 @@ class _StoppedError(Exception):
 def test_rows_that_calibrate_are_not_seen_by_the_chains(monkeypatch):
     seen = []
 
-    def run(limit, *_):
+    def run(limit, schedule, *_):
         seen.append(limit)
         if len(seen) == 2:
             raise _StoppedError
-        return _Constant(limit), None, 1
+        return Run(_Constant(limit), schedule=schedule)
 
     class _Constant:
         def __init__(self, limit):
@@ -154,7 +157,7 @@ def test_rows_that_calibrate_are_not_seen_by_the_chains(monkeypatch):
 
     monkeypatch.setattr(_classifier, "run_codes", run)
     with pytest.raises(_StoppedError):
-        WideBNNClassifier(method="chains", random_state=0, time_budget=9.0).fit(X, WORDS)
+        WideBNNClassifier(plan=plan_classification(45, 2, 3, method="chains", hidden=(5,))).fit(X, WORDS)
     assert [len(limit.inputs) for limit in seen] == [36, 45] and [len(limit.targets) for limit in seen] == [36, 45]
 
 
@@ -175,7 +178,8 @@ def test_calibration_of_chains_differs_from_the_limit_as_on_rows_left_out(monkey
 
     limit = wide_limit.fit(X, np.unique(WORDS, return_inverse=True)[1], likelihood="categorical", **QUICK)
     monkeypatch.setattr(Calibration, "log_probs", lambda self, values, labels: np.zeros(len(labels)))
-    monkeypatch.setattr(_classifier, "run_codes", lambda *_: (_Constant(), None, 1))
+    monkeypatch.setattr(_classifier, "run_codes", lambda *_: Run(_Constant()))
+    monkeypatch.setattr(Plan, "having_run", lambda plan, _: plan)
     monkeypatch.setattr(_classifier.Calibration, "of", of_rows_left_out)
     monkeypatch.setattr(WideBNNClassifier, "_fit_limit", lambda *_: limit)
     model = WideBNNClassifier(method="chains", random_state=0).fit(X, WORDS)

@@ -1,17 +1,21 @@
 """Bad input: an error that says so, or a right answer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas
 import pytest
 from sklearn.exceptions import NotFittedError
 
 from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _policy
+from numpyro_wide.estimators._plan import plan_regression
 from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 2))
 Y = X[:, 0] + 0.1 * RANDOM.normal(size=24)
 LABELS = (X[:, 0] > 0).astype(int)
+PLAN = plan_regression(24, 2, 1, method="limit")
 LIMIT = {"method": "limit", "random_state": 0}
 
 
@@ -44,6 +48,9 @@ REFUSED = [
     (WideBNNRegressor(), X, np.where(LABELS, "red", "blue"), "y holds words, but must hold numbers"),
     (WideBNNRegressor(), X, np.column_stack([Y, np.full(24, 5.0)]), r"columns \[1\] of y are constant"),
     (WideBNNRegressor(), X, Y[:5], "inconsistent numbers of samples"),
+    (WideBNNRegressor(plan=PLAN), X[:20], Y[:20], r"plan is of a regression of \(24, 2, 1\) rows, columns and outputs"),
+    (WideBNNClassifier(plan=PLAN.to_json()), X, LABELS, "plan is of a regression"),
+    (WideBNNRegressor(plan="ten minutes"), X, Y, "plan must be plan_ of an earlier fit, or its text"),
     (WideBNNClassifier(), X, np.zeros(24), "y must hold at least two classes"),
     (WideBNNClassifier(), X, Y, "Unknown label type: continuous"),
     (WideBNNClassifier(method="weighted"), X, LABELS, "method must be one of"),
@@ -187,12 +194,12 @@ def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
         raise ValueError("nowhere finite")
 
     monkeypatch.setattr(_policy, "run_chains", fail)
-    monkeypatch.setattr(_policy, "_MOST_WEIGHTED", 10)
+    plan = replace(plan_regression(24, 2, 1), num_weighted=0)
     with pytest.warns(UserWarning, match="given up, and the limit predicts: nowhere finite"):
-        model = WideBNNRegressor(random_state=0, time_budget=20.0).fit(X, Y)
+        model = WideBNNRegressor(plan=plan, random_state=0).fit(X, Y)
     assert model.method_ == "limit" and "nowhere finite" in str(model.report_)
     with pytest.raises(ValueError, match="nowhere finite"):
-        WideBNNRegressor(method="chains", random_state=0, time_budget=20.0).fit(X, Y)
+        WideBNNRegressor(plan=replace(plan, method="chains"), random_state=0).fit(X, Y)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,8 +13,11 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Kernel
 
 from numpyro_wide import wide_limit
-from numpyro_wide.estimators import WideBNNRegressor, _posteriors
+from numpyro_wide.estimators import WideBNNRegressor, _policy, _posteriors
 from numpyro_wide.estimators import _scoring as loo
+from numpyro_wide.estimators._base import Report, posterior_line
+from numpyro_wide.estimators._chains import Run
+from numpyro_wide.estimators._plan import plan_regression
 from numpyro_wide.estimators._posteriors import Mixture
 from numpyro_wide.estimators._scoring import has_steps
 from numpyro_wide.machine import double_precision
@@ -28,6 +32,7 @@ def rows(num_rows, seed=0):
 
 
 X, Y = rows(40)
+Y_Z = ((Y - Y.mean()) / Y.std())[None, :, None]
 X_NEW, Y_NEW = rows(8, seed=1)
 
 
@@ -60,8 +65,8 @@ class _GivenKernel(Kernel):
 
 @pytest.mark.fault(
     "estimators/_policy.py",
-    "activation=_ACTIVATIONS, depth=first.depth, input_scale=True",
-    "activation=first.activation, depth=first.depth, input_scale=True",
+    "activation=_ACTIVATIONS, depth=first, input_scale=True",
+    "activation=fits[0].activation, depth=first, input_scale=True",
 )
 def test_scales_of_the_columns_are_tried_with_every_activation():
     # erf has the better evidence with one scale for all columns, ReLU with a scale for each.
@@ -112,6 +117,85 @@ def test_leave_one_out_is_a_fit_without_the_row(limit):
         spread = covariance[row, row] - weights @ covariance[others, row]
         expected = norm.logpdf(fit.targets[row], weights @ fit.targets[others], spread**0.5)
         np.testing.assert_allclose(found[row], expected, rtol=1e-6)
+
+
+@pytest.mark.fault("estimators/_regressor.py", "result.log_density + float", "0 * float")
+def test_the_summary_has_the_numbers_of_the_report(limit, weighted):
+    fit, (loc, scale) = limit.fit_, (Y.mean(), Y.std())
+    with double_precision():
+        covariance = np.array(wide_limit.fcn_kernel(fit.depth, fit.activation, **fit.scales)(fit.inputs)[0])
+    precision = np.linalg.inv(covariance + fit.noise_scale**2 * np.eye(40))
+    z = (Y - loc) / scale
+    mean, deviation = z - precision @ z / np.diagonal(precision), np.diagonal(precision) ** -0.5
+    expected = norm.logpdf(Y, loc + scale * mean, scale * deviation).mean()
+    assert limit.summary_["log_density"] == pytest.approx(expected, rel=1e-6)
+    known = {
+        "method": "limit",
+        "structure": "dense",
+        "noise_scale": fit.noise_scale,
+        "rhat": None,
+        "pareto_shape": None,
+    }
+    assert limit.summary_.items() >= known.items() and limit.summary_["seconds"] > 0
+    assert f"Pareto shape {weighted.summary_['pareto_shape']:.2f}" in str(weighted.report_)
+    assert abs(weighted.summary_["log_density"] - expected) < 0.3  # of the same data
+
+
+def test_the_report_says_what_the_posterior_is():
+    base = {"method": "stacked", "structure": "dense", "rhat": 1.004, "agrees": True, "pareto_shape": None}
+    for change, line in (
+        ({}, "draws of chains that agree (R-hat 1.004)"),
+        ({"rhat": 1.3, "agrees": False}, "an ensemble of chains that do not agree (R-hat 1.300)"),
+        ({"rhat": None}, "draws of a single chain (R-hat unknown)"),
+        ({"method": "weighted", "rhat": None, "pareto_shape": 0.4}, "weighted draws (Pareto shape 0.40)"),
+        ({"method": "limit"}, "exact given scales and noise, at their mode, of an infinitely wide dense network"),
+    ):
+        assert posterior_line(base | change) == f"posterior: {line}"
+
+
+@pytest.mark.fault("estimators/_policy.py", "if log_marginal(fits[-1]) < before:", "if False:")
+@pytest.mark.fault("estimators/_policy.py", "    if np.ptp(x, axis=0).all():  #", "    if True:  #")
+def test_a_dense_block_is_tried_where_effects_alone_gain(monkeypatch):
+    plan = plan_regression(300, 2, 1)
+    for gain, constant, expected in ((5.0, 1.0, ["additive", "both"]), (-5.0, 1.0, ["additive"]), (5.0, 0.0, [])):
+        seen = []
+
+        def fake(x, y, *, structure="dense", depth=1, gain=gain, seen=seen, **_):
+            seen.extend([structure] * (structure != "dense"))
+            row = {"structure": structure, "log_marginal": gain * (structure != "dense"), "activation": "erf"}
+            row |= {"input_scale": False, "order": 2, "depth": depth, "log_evidence": 0.0}
+            return wide_limit.WideLimitFit("erf", 1, 0.0, 0.1, {"w_std": 1.0}, {}, [row], x, y)
+
+        monkeypatch.setattr(_policy, "fit", fake)
+        x = X * np.array([1.0, constant])
+        best = _policy.compare_architectures(x, Y, plan, Report("structures"))
+        assert seen == expected and best.table[0]["structure"] == ("additive" if gain > 0 and expected else "dense")
+
+
+@pytest.mark.fault("estimators/_policy.py", "and not run.posterior.agrees", "and False")
+def test_chains_that_do_not_agree_are_no_posterior(monkeypatch):
+    posterior = SimpleNamespace(function=lambda x: (Y_Z, 0.1 + 0 * Y_Z, 1 + 0 * Y_Z), rhat=1.2, agrees=False)
+    monkeypatch.setattr(_policy, "run_chains", lambda *args, **_: Run(posterior, None, 1, args[4]))
+    with pytest.warns(
+        UserWarning, match=r"no posterior: the chains reached an R-hat of 1\.200, not 1\.01.*; give a larger"
+    ):
+        model = WideBNNRegressor(plan=plan_regression(40, 2, 1, method="posterior"), random_state=0).fit(X, Y)
+    assert model.method_ == "limit" and model.summary_["rhat"] == 1.2 and "no posterior" in str(model.report_)
+
+
+@pytest.mark.slow
+def test_a_sum_of_effects_is_found():
+    random = np.random.default_rng(0)
+    x = random.uniform(-1, 1, (360, 6))
+    y = np.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3] ** 2 + 0.01 * random.normal(size=360)
+    plan = plan_regression(160, 6, 1, time_budget=60)
+    model = WideBNNRegressor(plan=plan, random_state=0).fit(x[:160], y[:160])
+    dense = WideBNNRegressor(random_state=0, method="limit", hidden=(50,)).fit(x[:160], y[:160])
+    assert model.method_ == "limit" and model.summary_["structure"] in ("additive", "both")
+    errors = [np.sqrt(np.mean((one.predict(x[160:]) - y[160:]) ** 2)) for one in (model, dense)]
+    assert errors[0] < 0.5 * errors[1] and errors[0] < 0.05
+    assert model.predict(x[160:170], return_cov=True)[1].shape == (10, 10)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
 
 
 @pytest.mark.fault("estimators/_scoring.py", "pareto_smoothed(-row)", "pareto_smoothed(0 * row)")
@@ -191,9 +275,7 @@ def test_predictions_of_the_same_rows_are_computed_once(weighted, monkeypatch):
     assert len(posterior._last) == 1
 
 
-@pytest.mark.fault(
-    "estimators/_policy.py", "(clock.left - _COMPILING_WEIGHTED) / (_GRADIENTS_A_DRAW * gradient)", "500"
-)
+@pytest.mark.fault("estimators/_plan.py", '(seconds - COMPILING["weighted draws"]) / draw', "500")
 @pytest.mark.as_compiled
 def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
     few = WideBNNRegressor(method="weighted", time_budget=0.01, random_state=0).fit(X, Y)
@@ -217,7 +299,7 @@ def test_covariance_of_draws_has_the_variances_on_its_diagonal(weighted):
 def test_the_report_tells_what_was_decided(weighted):
     text = str(weighted.report_)
     for part in (
-        "rows: 40, columns: 2, targets: 1",
+        "40 rows, 2 columns; method weighted",
         "log evidence",
         "Pareto shape",
         'predictions are those of "weighted"',
@@ -270,7 +352,7 @@ def test_targets_in_steps_are_told_from_measurements():
 
 
 def test_a_budget_that_pays_for_no_weighted_draws_is_kept():
-    told = pytest.warns(UserWarning, match="too few for a finite network: the limit predicts; give a larger")
+    told = pytest.warns(UserWarning, match=r"0\.5 seconds are too few for a finite network: the limit predicts; give a")
     with told as found:
         model = WideBNNRegressor(random_state=0, time_budget=0.5).fit(X, Y)
     assert model.method_ == "limit" and found[0].filename == __file__

@@ -86,14 +86,12 @@ def test_names_of_columns():
         model.predict(frame[["right", "left"]])
 
 
-def test_the_plan_for_many_rows_is_said_before_it_is_begun(caplog, monkeypatch):
-    from numpyro_wide.estimators import _policy as _regression_fit
-
-    monkeypatch.setattr(_regression_fit, "_MANY", 20)
-    with caplog.at_level(logging.WARNING, logger="numpyro_wide.estimators"):
+def test_the_plan_is_logged_before_it_is_begun(caplog):
+    with caplog.at_level(logging.INFO, logger="numpyro_wide.estimators"):
         model = WideBNNRegressor(method="limit", random_state=0).fit(X, Y)
-    assert "scales are fitted to at most 1000 of 30 rows" in caplog.text
-    assert list(model.report_.sections)[1] == "Plan"
+    assert caplog.messages[0].startswith("Plan: 30 rows, 2 columns; method limit")
+    assert str(model.plan_) in "\n".join(model.report_.sections["Plan"])
+    assert next(iter(model.report_.sections)) == "Plan"
 
 
 def test_a_budget_that_pays_for_no_chains_is_said():

@@ -8,6 +8,7 @@ from scipy.stats import lognorm, norm
 from numpyro_wide.estimators import WideBNNRegressor, _targets
 from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import Report
+from numpyro_wide.estimators._plan import plan_regression
 from numpyro_wide.estimators._posteriors import Mixture
 from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale, choose_scale
 from tests.marks import parametrize
@@ -16,6 +17,7 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(120, 2))
 SIGNAL = np.sin(X[:, 0]) + 0.3 * X[:, 1]
 NOISE = 0.2 * RANDOM.normal(size=120)
+PLAN = plan_regression(120, 2, 1)
 Y = {"none": 8 + SIGNAL + NOISE, "cube_root": 100 * (2 + SIGNAL + NOISE) ** 3, "log": np.exp(2 * (SIGNAL + NOISE))}
 
 
@@ -84,7 +86,7 @@ def test_correlations_are_those_of_samples(transform):
 @parametrize("transform", TRANSFORMS, rest="slow")
 def test_the_map_of_the_targets_is_found(transform):
     report = Report("targets")
-    scale = choose_scale(X, Y[transform], "auto", np.random.RandomState(0), report)
+    scale = choose_scale(X, Y[transform], PLAN, np.random.RandomState(0), report)
     assert scale.transform == transform
     assert scale.forward(Y[transform]).std() == pytest.approx(1)
     assert ("they are taken" in str(report)) == (transform != "none")  # those are too close for a look
@@ -98,12 +100,12 @@ def test_a_better_density_does_not_pay_for_worse_means(error, expected, monkeypa
         return np.full(len(y), float(is_log)), error if is_log else 1.0
 
     monkeypatch.setattr(_targets, "_left_out", left_out)
-    assert choose_scale(X, Y["log"], "auto", np.random.RandomState(0), Report("targets")).transform == expected
+    assert choose_scale(X, Y["log"], PLAN, np.random.RandomState(0), Report("targets")).transform == expected
 
 
 def test_targets_that_are_not_positive_stay_as_they_are():
     y = Y["log"] - Y["log"].min()
-    assert choose_scale(X, y, "auto", np.random.RandomState(0), Report("targets")).transform == "none"
+    assert choose_scale(X, y, PLAN, np.random.RandomState(0), Report("targets")).transform == "none"
     for transform in ("log", "cube_root"):
         with pytest.raises(
             ValueError, match=f'target_transform="{transform}" needs positive targets, but the least is 0'
@@ -146,5 +148,5 @@ def test_the_report_says_what_leave_one_out_densities_are_worth():
 
 
 def test_the_choice_shows_no_bar_of_its_own(bars, capsys):
-    choose_scale(X, Y["log"], "auto", np.random.RandomState(0), Report("targets"))
+    choose_scale(X, Y["log"], PLAN, np.random.RandomState(0), Report("targets"))
     assert capsys.readouterr().err == ""
