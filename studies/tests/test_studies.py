@@ -43,6 +43,10 @@ TINY = {
     "emulators.py": "--functions buckling --ratios 2",
     "sbibm.py": "--budgets 200 --num-steps 1100 --num-draws 100",
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
+    "references.py": "--member linear --first 30 30 --second 30 30 --simulations 2 --store .",
+    "score_references.py": "--member linear",
+    "approximations.py": "--member wave --methods 'mean field, collapsed' 'Laplace, linearised' 'ensemble of 10' "
+    "'infinitely wide' --num-steps 30",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 # What is left in the folder, "*" being the name of the study: its figure alone, if nothing is said here.
@@ -68,6 +72,9 @@ FIGURES = {
     "emulators.py": "*.csv *.png *_summary.csv",
     "sbibm.py": "*.csv *.png *_summary.csv",
     "parametrisations.py": "*.csv *_summary.csv",
+    "references.py": "linear.json linear.npz linear_NUTS_30_30.npz linear_microcanonical_30_30.npz",
+    "score_references.py": "*.csv",
+    "approximations.py": "*.csv *.png approximations",
     "how_wide.py": "*.csv *_gradients.csv *_gradients.png *_scores.csv *_seconds.csv *_seconds.png",
 }
 # Where nothing else is printed for minutes.
