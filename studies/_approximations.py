@@ -183,7 +183,7 @@ def unadjusted(name: str, options: Any) -> Result:
     member, rows = MEMBERS[name], rows_of(name)
     model, told = wrapped(member), options.inference[name][0]
     steps = max(1, round(told["gradients_a_draw"] / 2))
-    lengths = (told["warmup"] * steps, told["draws"])
+    lengths = (told["warmup"], told["draws"])
     kernel = MicrocanonicalLangevin(model, adjusted=False, num_steps=steps)
     mcmc = chains_of(kernel, lengths, jax.random.key(5), *data_of(rows), extra_fields=left_out(member, rows, model))
     return looked_at(name, with_readout(member, rows, model, mcmc.get_samples(), jax.random.key(6)))

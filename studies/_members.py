@@ -209,8 +209,8 @@ class Member:
         licence: terms of the data.
         likelihood: "normal", "bernoulli" or "categorical".
         first: lengths of the first sampler, which is of this package.
-        second: lengths of the second, NUTS.
-        by_hand: whether NUTS sees the density with the readout integrated out by hand, or all weights.
+        second: lengths of the second.
+        sampler: the second, "NUTS" of all weights, "NUTS by hand" of the hidden ones, or "exact law".
         extra: further deterministic site that is stored, by grid input.
         keywords: words to find it by.
     """
@@ -223,15 +223,25 @@ class Member:
     likelihood: str = "normal"
     first: tuple[int, int] = (500, 1000)
     second: tuple[int, int] = (500, 1000)
-    by_hand: bool = True
+    sampler: str = "NUTS by hand"
     extra: str | None = None
     keywords: tuple[str, ...] = ()
 
 
-LONG: dict[str, Any] = {"first": (500, 2000), "second": (1000, 2000), "by_hand": False}
+LONG: dict[str, Any] = {"first": (500, 2000), "second": (1000, 2000)}
 MEMBERS = {
-    "linear": Member("1 × 50 linear, whose law is known", linear, simulated_line, "simulated", "none needed", **LONG),
-    "wave": Member("1 × 50 tanh, 20 points", tanh_units, simulated_wave, "simulated", "none needed", **LONG),
+    "linear": Member(
+        "1 × 50 linear, whose law is known",
+        linear,
+        simulated_line,
+        "simulated",
+        "none needed",
+        sampler="exact law",
+        **LONG,
+    ),
+    "wave": Member(
+        "1 × 50 tanh, 20 points", tanh_units, simulated_wave, "simulated", "none needed", sampler="NUTS", **LONG
+    ),
     "marathon": Member(
         "1 × 50 tanh, noise by row", noise_by_row, marathon, "Olympic marathon, winning paces", "public facts"
     ),
@@ -262,10 +272,22 @@ MEMBERS = {
         "1 × 50 ReLU, scales and noise latent", relu_units, partial(uci, "concrete"), "UCI concrete", UCI
     ),
     "cancer": Member(
-        "2 × 32 tanh, two classes", two_classes, cancer, "UCI breast cancer Wisconsin (diagnostic)", UCI, "bernoulli"
+        "2 × 32 tanh, two classes",
+        two_classes,
+        cancer,
+        "UCI breast cancer Wisconsin (diagnostic)",
+        UCI,
+        "bernoulli",
+        sampler="NUTS",
     ),
     "digits": Member(
-        "1 × 10 tanh, ten classes", ten_classes, digits, "UCI optical digits, of scikit-learn", UCI, "categorical"
+        "1 × 10 tanh, ten classes",
+        ten_classes,
+        digits,
+        "UCI optical digits, of scikit-learn",
+        UCI,
+        "categorical",
+        sampler="NUTS",
     ),
     "deep": Member("4 × 16 tanh, known to be hard", deep, partial(uci, "yacht"), "UCI yacht", UCI),
 }

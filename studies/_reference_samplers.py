@@ -1,8 +1,8 @@
-"""Two samplers of a member's posterior that share no code: microcanonical chains of this package, and NumPyro's NUTS.
+"""Samplers of a member's posterior that share no code: microcanonical chains of this package, and NumPyro's NUTS.
 
 The first integrates the readout out by :func:`numpyro_wide.collapse_readout`. NUTS sees all weights, or the density of
 the hidden ones by the few lines of plain JAX here. Draws of both are of all weights in the end, and what is looked at
-is computed from them by NumPyro.
+is computed from them by NumPyro. The law of the linear network is known, and drawn from instead of NUTS.
 """
 
 import time
@@ -19,6 +19,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 import _chains
+from _linear_networks import NOISE_SCALE, LinearLaw
 from _members import Member, Rows
 from numpyro_wide import ReadoutPredictive
 from numpyro_wide.mcmc import MicrocanonicalLangevin
@@ -65,37 +66,46 @@ def with_readout(member: Member, rows: Rows, model: Callable, draws: dict[str, A
 
 
 def no_u_turn(member: Member, rows: Rows, lengths: tuple[int, int], key: Any) -> dict[str, np.ndarray]:
-    """Sample by NUTS."""
-    fields = ("potential_energy", "num_steps", "accept_prob")
-    if not member.by_hand:
-        args = jnp.asarray(rows.x), jnp.asarray(rows.y)
-        mcmc = chains_of(
-            NUTS(member.model), lengths, key, *args, extra_fields=(*fields, *left_out(member, rows, member.model))
-        )
-        draws = mcmc.get_samples()
-    else:
-        potential, readout = by_hand(member.model, jnp.asarray(rows.x), jnp.asarray(rows.y))
-        shapes = {name: np.shape(value) for name, value in prior_draw(member, rows).items() if name != "readout"}
-        keys = jax.random.split(key, NUM_CHAINS + 2)
-        start = {
-            name: jax.random.uniform(jax.random.fold_in(keys[0], i), (NUM_CHAINS, *shape), minval=-2, maxval=2)
-            for i, (name, shape) in enumerate(shapes.items())
-        }
-        mcmc = chains_of(NUTS(potential_fn=potential), lengths, keys[1], init_params=start, extra_fields=fields)
-        draws = mcmc.get_samples()
-        count = len(next(iter(draws.values())))
-        readouts = jax.lax.map(lambda pair: readout(*pair), (jax.random.split(keys[2], count), draws), batch_size=50)
-        draws = {**draws, "readout": readouts}
-    told = mcmc.get_extra_fields()
-    return {
-        **draws,
-        "potential": told["potential_energy"],
-        "gradients": told["num_steps"],
-        "accepts": told["accept_prob"],
+    """Sample all weights by NUTS."""
+    args, fields = (jnp.asarray(rows.x), jnp.asarray(rows.y)), (*FIELDS, *left_out(member, rows, member.model))
+    mcmc = chains_of(NUTS(member.model), lengths, key, *args, extra_fields=fields)
+    return {**mcmc.get_samples(), **costs(mcmc)}
+
+
+def no_u_turn_by_hand(member: Member, rows: Rows, lengths: tuple[int, int], key: Any) -> dict[str, np.ndarray]:
+    """Sample the hidden weights by NUTS, the readout integrated out by hand."""
+    potential, readout = by_hand(member.model, jnp.asarray(rows.x), jnp.asarray(rows.y))
+    keys = jax.random.split(key, 3)
+    start = {
+        name: jax.random.uniform(jax.random.fold_in(keys[0], i), (NUM_CHAINS, *np.shape(value)), minval=-2, maxval=2)
+        for i, (name, value) in enumerate(prior_draw(member, rows).items())
+        if name != "readout"
     }
+    mcmc = chains_of(NUTS(potential_fn=potential), lengths, keys[1], init_params=start, extra_fields=FIELDS)
+    draws = mcmc.get_samples()
+    pairs = jax.random.split(keys[2], NUM_CHAINS * lengths[1]), draws
+    readouts = jax.lax.map(lambda pair: readout(*pair), pairs, batch_size=50)
+    return {**draws, "readout": readouts, **costs(mcmc)}
 
 
-SAMPLERS = {"microcanonical": microcanonical, "NUTS": no_u_turn}
+def costs(mcmc: MCMC) -> dict[str, np.ndarray]:
+    """Return the potential energy, the gradients and the acceptance of each draw of NUTS."""
+    return dict(zip(("potential", "gradients", "accepts"), map(mcmc.get_extra_fields().get, FIELDS), strict=True))
+
+
+def law_of_linear(rows: Rows, inputs: np.ndarray, num_samples: int) -> dict[str, np.ndarray]:
+    """Draw the function (chain, draw, m) from the known law of the linear network: Gaussian slopes given one number."""
+    law, rng, shape = LinearLaw(1, 50, rows.x, rows.y, NOISE_SCALE), np.random.default_rng(0), (NUM_CHAINS, num_samples)
+    scales = rng.choice(law.scales, (*shape, 1), p=law.weights / law.weights.sum())
+    x, y = law.x / NOISE_SCALE, law.y / NOISE_SCALE
+    values, vectors = np.linalg.eigh(x.T @ x)
+    variances = 1 / (x.shape[1] / scales + values)
+    rotated = variances * (vectors.T @ (x.T @ y)) + np.sqrt(variances) * rng.normal(size=variances.shape)
+    return {"function": rotated @ (inputs @ vectors).T, "gradients": np.zeros(shape), "accepts": np.ones(shape)}
+
+
+SAMPLERS = {"microcanonical": microcanonical, "NUTS": no_u_turn, "NUTS by hand": no_u_turn_by_hand}
+FIELDS = ("potential_energy", "num_steps", "accept_prob")  # of NUTS
 
 
 def by_hand(model: Callable, x: Any, y: Any) -> tuple[Callable, Callable]:
@@ -164,6 +174,8 @@ def observables(member: Member, rows: Rows, inputs: np.ndarray, draws: dict[str,
 def run(member: Member, rows: Rows, inputs: np.ndarray, sampler: str, lengths: tuple[int, int], key: Any) -> dict:
     """Sample, and return observables (chain, draw, ...), with the processor seconds that the chains took."""
     start = time.process_time()
+    if sampler == "exact law":
+        return {**law_of_linear(rows, inputs, lengths[1]), "seconds": np.array(0.0)}
     draws = SAMPLERS[sampler](member, rows, lengths, key)
     seconds = time.process_time() - start
     found = observables(member, rows, inputs, draws)

@@ -23,9 +23,8 @@ TITLES = {
     "mean_error": "error of means, in deviations",
     "deviation_error": "relative error of deviations",
     "c2st": "C2ST",
-    "log_density_gap": "log density lost, nats a row",
+    "log_density_gap": "log density gained, nats a row",
 }
-LEAST = 1e-3  # of what is drawn on logarithmic axes
 
 
 def fitted(name, method, options):
@@ -45,17 +44,17 @@ def draw(rows, options):
     for panel, (column, title) in zip(axes, TITLES.items(), strict=True):
         for number, method in enumerate([*METHODS, BEST]):
             found = {row["member"]: row[column] for row in rows if row["method"] == method}
-            values = [
-                -found.get(name, np.nan) if column == "log_density_gap" else found.get(name, np.nan) for name in names
-            ]
-            values = np.array(values) if column == "c2st" else np.maximum(values, LEAST)
+            values = np.array([found.get(name, np.nan) for name in names])
             style = (
                 {"color": "k", "marker": "_", "markersize": 14} if method == BEST else {"marker": "osD^vP*X"[number]}
             )
-            panel.plot(np.arange(len(names)) + 0.05 * (number - 3), values, label=method, linestyle="", **style)
-        panel.set(title=title, xticks=range(len(names)), yscale="linear" if column == "c2st" else "log")
+            panel.plot(np.arange(len(names)) + 0.06 * (number - 3), values, label=method, linestyle="", **style)
+        panel.set(title=title, xticks=range(len(names)), xlim=(-0.5, len(names) - 0.5))
         panel.set_xticklabels(names, rotation=40, ha="right")
-        panel.grid(axis="x", alpha=0.2)
+        if column.endswith("error"):
+            panel.set_yscale("log")
+        else:
+            panel.axhline({"c2st": 0.5, "log_density_gap": 0}[column], color="k", linewidth=0.5)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     _common.save(figure, options, "approximations.png", dpi=80)
 
@@ -63,9 +62,8 @@ def draw(rows, options):
 def main(options):
     """Fit, score, and draw."""
     numpyro.enable_x64()
-    references = {
-        path.stem: score_references.load(path.stem, options.references) for path in options.references.glob("*.npz")
-    }
+    paths = sorted(options.references.glob("*.npz"))
+    references = {path.stem: score_references.load(path.stem, options.references) for path in paths}
     options.inference = {name: reference["card"]["inference"] for name, reference in references.items()}
     rows = []
     for name, reference in references.items():

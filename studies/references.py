@@ -23,9 +23,8 @@ from numpyro.infer import MCMC
 
 import _certificate
 import _common
-from _linear_networks import NOISE_SCALE, LinearLaw
-from _members import MEMBERS, Member, Rows, fixed_inputs, rows_of
-from _reference_samplers import NUM_CHAINS, SAMPLERS, left_out, observables, run, with_readout, wrapped
+from _members import MEMBERS, Member, fixed_inputs, rows_of
+from _reference_samplers import NUM_CHAINS, left_out, observables, run, with_readout, wrapped
 from numpyro_wide.calibration import uniformity_p_value
 from numpyro_wide.mcmc import MicrocanonicalLangevin
 from score_references import log_density
@@ -39,9 +38,9 @@ NUM_RANKED, THINNING = 99, 4  # draws that they are ranked among
 
 def chains(name: str, sampler: str, lengths: tuple[int, int], folder: Path) -> dict[str, np.ndarray]:
     """Run a sampler, or read what it left."""
-    path = folder / f"{name}_{sampler}_{lengths[0]}_{lengths[1]}.npz"
+    path = folder / f"{name}_{sampler.replace(' ', '_')}_{lengths[0]}_{lengths[1]}.npz"
     if not path.exists():
-        key = jax.random.key(list(SAMPLERS).index(sampler))
+        key = jax.random.key(int(sampler != "microcanonical"))
         found = run(MEMBERS[name], rows_of(name), fixed_inputs(name).inputs, sampler, lengths, key)
         np.savez(path, **found)
     with np.load(path) as file:
@@ -68,25 +67,15 @@ def calibration(member: Member, rows, inputs, num_simulations: int, num_warmup: 
     return float(min(1.0, np.min(p_values) * len(p_values)))
 
 
-def draws_of_law(rows: Rows, inputs: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Draw from the known law of the linear network: its slopes are Gaussian given one number."""
-    law, rng = LinearLaw(1, 50, rows.x, rows.y, NOISE_SCALE), np.random.default_rng(0)
-    scales = rng.choice(law.scales, int(np.prod(shape)), p=law.weights / law.weights.sum())
-    x, y = law.x / NOISE_SCALE, law.y / NOISE_SCALE
-    values, vectors = np.linalg.eigh(x.T @ x)
-    variances = 1 / (x.shape[1] / scales[:, None] + values)
-    rotated = variances * (vectors.T @ (x.T @ y)) + np.sqrt(variances) * rng.normal(size=variances.shape)
-    return (rotated @ (inputs @ vectors).T).reshape(*shape, len(inputs))
-
-
 def stored(name: str, runs: dict[str, dict]) -> dict[str, np.ndarray]:
     """Return the arrays of a member: data, fixed inputs, draws in random order, and moments of all draws."""
     inputs, rows = fixed_inputs(name), rows_of(name)
-    half = min(NUM_STORED // 2, *(values["potential"].size for values in runs.values()))
+    half = min(NUM_STORED // 2, *(values["gradients"].size for values in runs.values()))
     order = np.random.default_rng(0).permutation(2 * half)
     arrays = {"x": rows.x, "y": rows.y, **inputs._asdict(), "sampler": (order >= half).astype(np.int8)}
     first = next(iter(runs.values()))
-    for key in (key for key in first if key not in NOT_STORED and not _certificate.is_constant(first[key])):
+    shared = set.intersection(*map(set, runs.values())) - set(NOT_STORED)
+    for key in (key for key in first if key in shared and not _certificate.is_constant(first[key])):
         thin = [_certificate.thinned(values[key], half) for values in runs.values()]
         arrays[key] = np.concatenate(thin)[order].reshape(-1, *first[key].shape[2:])
     if "noise" in first:
@@ -108,9 +97,6 @@ def card(name: str, runs: dict[str, dict], lengths: list[tuple[int, int]], diagn
     inference = [
         {
             "method": sampler,
-            "readout": "kept"
-            if (sampler == "NUTS" and not member.by_hand) or member.likelihood != "normal"
-            else "integrated out",
             "chains": NUM_CHAINS,
             "warmup": length[0],
             "draws": length[1],
@@ -129,16 +115,16 @@ def card(name: str, runs: dict[str, dict], lengths: list[tuple[int, int]], diagn
         "model_options": options,
         "code": inspect.getsource(model),
         "helpers": "studies/_members.py",
+        "reference_posterior_name": f"{name}.npz",
         "data_name": member.data,
         "data_licence": member.licence,
         "rows": len(rows.y),
         "columns": rows.x.shape[1],
         "likelihood": member.likelihood,
         "dimensions": {key: int(size) for key, size in shapes.items()},
-        "references": member.data,
         "inference": inference,
         "diagnostics": {key: round(value, 4) for key, value in diagnostics.items()},
-        "thresholds": {key: value for key, value in vars(_certificate).items() if key.startswith(("MOST_", "LEAST_"))},
+        "thresholds": {key: value for key, value in vars(_certificate).items() if key in _certificate.THRESHOLDS},
         **_certificate.verdict(diagnostics),
         "versions": {"python": platform.python_version()}
         | {of: version(of) for of in ("jax", "numpyro", "numpyro_wide")},
@@ -154,20 +140,18 @@ def main(options):
         lengths = [tuple(options.first or member.first), tuple(options.second or member.second)]
         runs = {
             sampler: chains(name, sampler, length, options.output)
-            for sampler, length in zip(SAMPLERS, lengths, strict=True)
+            for sampler, length in zip(("microcanonical", member.sampler), lengths, strict=True)
         }
         diagnostics = _certificate.certify(*runs.values())
-        if name == "linear":
-            exact = draws_of_law(rows_of(name), fixed_inputs(name).inputs, runs["NUTS"]["function"].shape[:2])
-            told = [_certificate.compare_with_law(values, exact) for values in runs.values()]
-            diagnostics |= {key: max(each[key] for each in told) for key in told[0]}
         if options.simulations:
             inputs = fixed_inputs(name).inputs
             p_value = calibration(member, rows_of(name), inputs, options.simulations, lengths[0][0])
             diagnostics |= {"calibration_p": p_value, "simulations": options.simulations}
         np.savez_compressed(options.store / f"{name}.npz", **stored(name, runs))
         described = card(name, runs, lengths, diagnostics)
-        (options.store / f"{name}.json").write_text(json.dumps(described, indent=1) + "\n")
+        (options.store / f"{name}.json").write_text(
+            json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         print(f"{name}: {'certified' if described['certified'] else 'open'}, {described['diagnostics']}", flush=True)
 
 

@@ -3,7 +3,7 @@
 An approximation is a file of numpy.savez: "function", draws of the function at the reference's "inputs" (draws, m), of
 ten logits (draws, m, 10), and, where the likelihood is Normal, "noise" (draws,) or (draws, m). What to fit are the
 reference's "x" and "y"; the model is in the card beside it. Without --draws one half of each reference is scored by the
-other, which is the best that any method can do.
+other: the scores of an exact method with half of the draws.
 
     python studies/score_references.py --member yacht --draws mine.npz
 """
@@ -26,7 +26,7 @@ def load(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     """Read a reference: its arrays by name, and its card."""
     with np.load(folder / f"{name}.npz") as file:
         arrays = {key: file[key] for key in file}
-    return {**arrays, "card": json.loads((folder / f"{name}.json").read_text())}
+    return {**arrays, "card": json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))}
 
 
 def scores(reference: dict[str, Any], function: Any, noise: Any = None) -> dict[str, float]:
@@ -90,18 +90,18 @@ def log_density(reference: dict[str, Any], function: np.ndarray, noise: Any, lik
 def c2st(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -> float:
     """Tell draws (n, p) from a reference's by a classifier, and return its accuracy on rows left out.
 
-    Draws are seen in the ten leading principal directions of the reference, whitened. The classifier is linear, by
-    ridge regression, in these, their products and 200 random tanh units of them.
+    Draws are seen in the ten leading principal directions of both together, whitened: those of one alone would be where
+    it happens to vary most, which tells equal laws apart. The classifier is linear, by ridge regression, in these,
+    their products and 200 random tanh units of them.
     """
     rng = np.random.default_rng(seed)
     count = min(len(draws), len(reference))
     draws, reference = (part[rng.permutation(len(part))[:count]] for part in (draws, reference))
-    scale = reference.std(0)
-    loc, scale = reference.mean(0), np.where(scale > 0, scale, 1.0)
-    _, sizes, directions = np.linalg.svd((reference - loc) / scale, full_matrices=False)
-    kept = (sizes > 1e-6 * sizes[0]) & (np.arange(len(sizes)) < NUM_DIRECTIONS)
-    to_features = (directions[kept] * count**0.5 / sizes[kept, None]).T
-    z = np.clip((np.concatenate([draws, reference]) - loc) / scale @ to_features, -10, 10)
+    pooled = np.concatenate([draws, reference])
+    scale = pooled.std(0)
+    standardised = (pooled - pooled.mean(0)) / np.where(scale > 0, scale, 1.0)
+    left, sizes, _ = np.linalg.svd(standardised, full_matrices=False)
+    z = left[:, (sizes > 1e-6 * sizes[0]) & (np.arange(len(sizes)) < NUM_DIRECTIONS)] * len(pooled) ** 0.5
     first, second = np.triu_indices(z.shape[1])
     units = np.tanh(z @ rng.normal(size=(z.shape[1], NUM_UNITS)) / z.shape[1] ** 0.5 + rng.normal(size=NUM_UNITS))
     features = np.concatenate([np.ones((len(z), 1)), z, z[:, first] * z[:, second], units], axis=1)

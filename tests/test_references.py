@@ -1,5 +1,6 @@
 """The reference posteriors: their certificate and scorer on draws of known laws, and what is stored of each member."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -7,15 +8,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas
 import pytest
 from numpyro.handlers import seed, substitute, trace
 from scipy import stats
 
-from _certificate import certify, checks, compare_with_law, verdict
+from _certificate import certify, checks, verdict
 from _linear_networks import NOISE_SCALE, LinearLaw
 from _members import MEMBERS, Rows, fixed_inputs, rows_of
-from _reference_samplers import by_hand, prior_draw
-from references import draws_of_law
+from _reference_samplers import by_hand, law_of_linear, prior_draw
 from score_references import COLUMNS, FOLDER, c2st, halves, load, log_density, scores
 
 STORED = sorted(path.stem for path in FOLDER.glob("*.npz"))
@@ -60,18 +61,13 @@ def test_certificate_refuses_a_chain_that_is_stuck_elsewhere():
     assert not checks(certify(draws_of(0), wrong))["rhat"]
 
 
-def test_certificate_knows_the_law_of_the_linear_network():
+def test_draws_of_the_linear_network_have_the_moments_of_its_law():
     rows, inputs = rows_of("linear"), fixed_inputs("linear").inputs[:30]
-    right = {"function": draws_of_law(rows, inputs, (4, 1000))[:, ::-1]}
-    # what a sampler with a wrong noise would draw
-    wrong = {"function": draws_of_law(rows._replace(y=1.15 * rows.y), inputs, (4, 1000))}
-    exact = draws_of_law(rows._replace(y=rows.y), inputs, (4, 1000))
-    law = LinearLaw(1, 50, rows.x, rows.y, NOISE_SCALE)
-    mean, covariance = law.predict(inputs)
+    draws = law_of_linear(rows, inputs, 1000)["function"]
+    mean, covariance = LinearLaw(1, 50, rows.x, rows.y, NOISE_SCALE).predict(inputs)
     deviation = np.sqrt(np.diag(covariance))
-    np.testing.assert_allclose((exact.mean((0, 1)) - mean) / deviation, 0, atol=4 / 4000**0.5)
-    np.testing.assert_allclose(exact.std((0, 1)) / deviation, 1, atol=4 / 4000**0.5)
-    assert compare_with_law(wrong, exact)["law_z"] > 4 > compare_with_law(right, exact)["law_z"]
+    np.testing.assert_allclose((draws.mean((0, 1)) - mean) / deviation, 0, atol=4 / 4000**0.5)
+    np.testing.assert_allclose(draws.std((0, 1)) / deviation, 1, atol=4 / 4000**0.5)
 
 
 @pytest.mark.fault("../studies/_reference_samplers.py", "jnp.sum(targets**2) - ", "0.9 * jnp.sum(targets**2) - ")
@@ -148,13 +144,15 @@ def test_log_density_is_that_of_the_mixture():
     assert moved["mean_error"] == pytest.approx(0, abs=1e-9)  # what logits share no data see
 
 
-@pytest.mark.fault("../studies/score_references.py", "z[:, first] * z[:, second], ", "")
+@pytest.mark.fault("../studies/score_references.py", "z, z[:, first] * z[:, second], units]", "z]")
 def test_classifier_tells_laws_apart_that_agree_in_every_margin():
     rng = np.random.default_rng(1)
     z = rng.normal(size=(4000, 2))
     other = z[:2000] @ np.array([[1, 0.6], [0, 0.8]])
     assert c2st(z[:2000], z[2000:]) == pytest.approx(0.5, abs=4 * 0.5 / 4000**0.5)
     assert c2st(other, z[2000:]) > 0.6
+    same = [c2st(*rng.normal(size=(2, 1000, 50))) for _ in range(5)]
+    assert np.mean(same) == pytest.approx(0.5, abs=4 * 0.5 / 10_000**0.5)
     heavy = rng.standard_t(3, size=(2000, 2)) / 3**0.5
     assert c2st(heavy, z[2000:]) > 0.53
 
@@ -214,3 +212,44 @@ def test_stored_linear_network_has_the_moments_of_its_law():
 def test_stored_files_are_small():
     sizes = [path.stat().st_size for path in FOLDER.glob("*.npz")]
     assert sum(sizes) < 20e6 and max(sizes, default=0) < 4e6
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "gallery" / "references.md"
+
+
+def table(heading):
+    """Cells of the page's table whose heading begins so, by the first of its row."""
+    lines = PAGE.read_text().replace("−", "-").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(heading)) + 2
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first:])
+    return {name: cells for name, *cells in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)}
+
+
+def test_page_shows_the_members_and_their_certificates():
+    shown = table("| member | network | verdict")
+    assert list(shown) == list(MEMBERS)
+    for name, (title, told, *numbers) in shown.items():
+        assert title == MEMBERS[name].title
+        if name not in STORED:
+            assert told == "not run yet" and not any(numbers)
+            continue
+        card = load(name)["card"]
+        found = card["diagnostics"]
+        assert told == ("certified" if card["certified"] else "open")
+        expected = max(found["rhat_1"], found["rhat_2"]), min(found["ess_1"], found["ess_2"]), found["z"], found["c2st"]
+        assert [float(number) for number in numbers] == [
+            float(f"{value:.{digits}f}") for value, digits in zip(expected, (3, 0, 1, 3), strict=True)
+        ]
+
+
+@pytest.mark.fault("../docs/figures/approximations.csv", "wave,unadjusted MCLMC,0.014", "wave,unadjusted MCLMC,0.14")
+def test_page_shows_the_scores_that_were_run():
+    scored = pandas.read_csv(PAGE.parents[1] / "figures" / "approximations.csv").set_index(["member", "method"])
+    members = list(dict.fromkeys(scored.index.get_level_values("member")))
+    for method, cells in table("| method | ").items():
+        for name, cell in zip(members, cells, strict=True):
+            if (name, method) in scored.index:
+                expected = scored.loc[(name, method)].drop("coverage_90")
+                assert [float(value) for value in cell.split(" / ")] == [float(f"{value:.2g}") for value in expected]
+            else:
+                assert cell == "–"

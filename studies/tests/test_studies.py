@@ -43,7 +43,7 @@ TINY = {
     "emulators.py": "--functions buckling --ratios 2",
     "sbibm.py": "--budgets 200 --num-steps 1100 --num-draws 100",
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
-    "references.py": "--member linear --first 30 30 --second 30 30 --simulations 2 --store .",
+    "references.py": "--member wave --first 30 30 --second 30 30 --simulations 2 --store .",
     "score_references.py": "--member linear",
     "approximations.py": "--member wave --methods 'mean field, collapsed' 'Laplace, linearised' 'ensemble of 10' "
     "'infinitely wide' --num-steps 30",
@@ -72,7 +72,7 @@ FIGURES = {
     "emulators.py": "*.csv *.png *_summary.csv",
     "sbibm.py": "*.csv *.png *_summary.csv",
     "parametrisations.py": "*.csv *_summary.csv",
-    "references.py": "linear.json linear.npz linear_NUTS_30_30.npz linear_microcanonical_30_30.npz",
+    "references.py": "wave.json wave.npz wave_NUTS_30_30.npz wave_microcanonical_30_30.npz",
     "score_references.py": "*.csv",
     "approximations.py": "*.csv *.png approximations",
     "how_wide.py": "*.csv *_gradients.csv *_gradients.png *_scores.csv *_seconds.csv *_seconds.png",
