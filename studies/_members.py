@@ -212,7 +212,6 @@ class Member:
         second: lengths of the second.
         sampler: the second, "NUTS" of all weights, "NUTS by hand" of the hidden ones, or "exact law".
         extra: further deterministic site that is stored, by grid input.
-        keywords: words to find it by.
     """
 
     title: str
@@ -225,7 +224,6 @@ class Member:
     second: tuple[int, int] = (500, 1000)
     sampler: str = "NUTS by hand"
     extra: str | None = None
-    keywords: tuple[str, ...] = ()
 
 
 LONG: dict[str, Any] = {"first": (500, 2000), "second": (1000, 2000)}

@@ -110,7 +110,7 @@ def card(name: str, runs: dict[str, dict], lengths: list[tuple[int, int]], diagn
     return {
         "name": name,
         "title": member.title,
-        "keywords": ["bayesian neural network", member.likelihood, *member.keywords],
+        "keywords": ["bayesian neural network", member.likelihood],
         "model_name": model.__name__,
         "model_options": options,
         "code": inspect.getsource(model),
