@@ -44,6 +44,10 @@ TINY = {
     "features_learnt.py": "--num-rows 50 --num-test 20 --dense 4 --additive 1 --num-adam 5 --steps 60",
     "sbibm.py": "--budgets 200 --num-steps 1100 --num-draws 100",
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
+    "references.py": "--member wave --first 30 30 --second 30 30 --simulations 2 --store .",
+    "score_references.py": "--member linear",
+    "approximations.py": "--member wave --methods 'mean field, collapsed' 'Laplace, linearised' 'ensemble of 10' "
+    "'infinitely wide' --num-steps 30",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 # What is left in the folder, "*" being the name of the study: its figure alone, if nothing is said here.
@@ -70,6 +74,9 @@ FIGURES = {
     "features_learnt.py": "*.csv *.png",
     "sbibm.py": "*.csv *.png *_summary.csv",
     "parametrisations.py": "*.csv *_summary.csv",
+    "references.py": "wave.json wave.npz wave_NUTS_30_30.npz wave_microcanonical_30_30.npz",
+    "score_references.py": "*.csv",
+    "approximations.py": "*.csv *.png approximations",
     "how_wide.py": "*.csv *_gradients.csv *_gradients.png *_scores.csv *_seconds.csv *_seconds.png",
 }
 # Where nothing else is printed for minutes.
