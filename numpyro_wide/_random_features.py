@@ -135,7 +135,7 @@ def fit_random_features(
         fit: known scales of fully connected or additive networks, at their mode, instead of those that the arguments
             from ``activation`` to ``num_rows`` choose.
         noise: "constant", or "by_row": a function of the inputs, shared by outputs, whose log variance is a second
-            such regression, on the squared errors of rows left out, in turns with the first.
+            such regression, on the squared errors of rows left out; the first is then fitted anew.
         activation: activation, or several to compare.
         depth: number of hidden layers, or several to compare.
         input_scale: whether each column has a scale of its own, or both to compare.

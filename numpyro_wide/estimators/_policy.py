@@ -320,7 +320,7 @@ def in_precision(schedule: Schedule, noise_scale: float, prior_variance: float, 
 
 
 def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tuple[bool, str]:
-    """Tell whether chains need float64, and why, for targets of variance 1."""
+    """Return whether chains need float64, and why, for targets of variance 1."""
     rounding = _ROUNDINGS * np.finfo(np.float32).eps * prior_variance * num_rows
     if noise_scale < _LEAST_NOISE:
         return True, f"float64 (noise {noise_scale:.3g} is below {_LEAST_NOISE})"

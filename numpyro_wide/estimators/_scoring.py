@@ -74,13 +74,13 @@ def averaged(by_draw: np.ndarray) -> LeaveOneOut:
 
 
 def is_better(one: np.ndarray, other: np.ndarray) -> bool:
-    """Tell whether log densities of ten rows or more are better by two standard errors, or others not finite."""
+    """Return whether log densities of ten rows or more are better by two standard errors, or others not finite."""
     gain = one - other
     is_clear = len(gain) >= 10 and gain.mean() > 2 * np.std(gain) / np.sqrt(len(gain))
     return bool(is_clear or not np.isfinite(other).all())
 
 
 def has_steps(targets: np.ndarray, noise_scale: float) -> bool:
-    """Tell whether targets take few values further apart than the noise."""
+    """Return whether targets take few values further apart than the noise."""
     by_target = (np.unique(column) for column in targets.reshape(len(targets), -1).T)
     return any(len(values) < len(targets) / 2 and np.median(np.diff(values)) > noise_scale for values in by_target)

@@ -295,7 +295,7 @@ def _bnn(
 
 
 def _is_scaled(features_net: Any) -> bool:
-    """Tell whether a network has scales of its own."""
+    """Return whether a network has scales of its own."""
     return isinstance(features_net, AdditiveNetwork | FCN | CNN | WideResNet)
 
 
