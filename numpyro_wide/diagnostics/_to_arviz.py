@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -144,8 +143,7 @@ class FinishedRun:
 
     def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return a run of the conjugate model, and the readout's problem."""
-        run, is_right = read_run(self.conjugate, draw, args, kwargs)  # type: ignore[arg-type]
-        run = replace(run, loc=jnp.where(is_right, run.loc, jnp.nan))
+        run = read_run(self.conjugate, draw, args, kwargs)  # type: ignore[arg-type]
         return run, run.problem()
 
     def sites_at(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Sites:

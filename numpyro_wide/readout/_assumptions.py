@@ -10,47 +10,26 @@ at almost every μ + δ is constant on all rays from μ. A branch that neither r
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import are_known, is_known
 from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, run_model, sample_sites, unwrap, values_of_type
 from numpyro_wide.linear_gaussian._row_blocks import map_rows
 from numpyro_wide.readout._model import ReadoutModel, ReadoutRun, ReadoutSites, normal_parameters, read_sites
-from numpyro_wide.readout._programs import Program, as_argument
+from numpyro_wide.readout._programs import FreeValues, Program
 
 # A quantity of a model's run: one of these, or the log density of another site, (4, name), in the order of complaints.
 Quantity: TypeAlias = tuple[int, str]
 _FEATURES, _NOISE, _OBSERVATIONS, _OTHER, _MEAN = (1, "features"), (2, "noise"), (3, "observations"), 4, (5, "mean")
 _DETERMINISTIC, _RUN, _DIRECTION = 6, (7, "run"), (8, "direction")  # what else a program of a run computes
 Findings: TypeAlias = dict[Quantity, Array]  # whether the assumption holds; (0, why) for no derivative
-
-
-class _FreeValues(Messenger):
-    """Handler that makes the values that come from outside of a model arguments of the program that is traced."""
-
-    def __init__(self) -> None:
-        self.num_keys = 0
-        self.are_all_arguments = True
-        super().__init__()
-
-    def postprocess_message(self, msg: dict) -> None:
-        name = msg.get("name")
-        if msg["type"] == "prng_key":  # drawn outside of sites
-            name, self.num_keys = self.num_keys, self.num_keys + 1
-        elif msg["type"] not in ("sample", "param", "mutable") or msg.get("is_observed"):
-            return
-        if msg.get("_control_flow_done"):  # NumPyro's loops have made use of the value already
-            self.are_all_arguments = False
-        leaves, structure = jax.tree.flatten(msg["value"])
-        marked = [as_argument(leaf, (name, index)) for index, leaf in enumerate(leaves)]
-        msg["value"] = jax.tree.unflatten(structure, marked)
 
 
 class ReadoutProgram:
@@ -69,7 +48,7 @@ class ReadoutProgram:
         recorded: ReadoutSites | None = None,
         **options: Any,
     ):
-        self.model, self._call, free_values = model, (args, kwargs), _FreeValues()
+        self.model, self._call, free_values = model, (args, kwargs), FreeValues()
         values, keys = (None, None) if recorded is None else (recorded.free_values, recorded.keys)
         self.is_observed: dict[str, bool] = {}
 
@@ -191,9 +170,9 @@ def _is_linear(run: ReadoutRun, direction: Array, displaced: Array, tangent: Arr
     return jnp.all(has_slope & has_change | ~jnp.isfinite(run.loc + change))
 
 
-def assumptions_hold(findings: Findings) -> Array:
-    """Return whether all assumptions hold, a scalar."""
-    return jnp.stack(list(findings.values())).all()
+def nan_unless(findings: Findings, run: ReadoutRun) -> ReadoutRun:
+    """Return a run whose mean is NaN where an assumption does not hold, as is all that follows from it."""
+    return replace(run, loc=jnp.where(jnp.stack(list(findings.values())).all(), run.loc, jnp.nan))
 
 
 def refuse(findings: Findings, model: ReadoutModel) -> None:
@@ -226,27 +205,24 @@ def refuse(findings: Findings, model: ReadoutModel) -> None:
 
 def _read(
     model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
-) -> tuple[ReadoutRun, Findings]:
+) -> tuple[Findings, ReadoutRun]:
     """Run a model at values of its other sites, and once more as a program."""
     sites = read_sites(model, values, args, kwargs)
     run = sites.read_off()
     program, arguments = ReadoutProgram(model, args, kwargs, sites).at(sites)
-    return run, program.findings(run, arguments)
+    return program.findings(run, arguments), run
 
 
 def check_at(model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]) -> ReadoutRun:
     """Run a model in a program that is compiled quickly; refuse it by its findings, or return the run."""
-    run, findings = run_with_arguments(lambda call: _read(model, *call), (dict(values), args, dict(kwargs)), quick=True)
+    findings, run = run_with_arguments(lambda call: _read(model, *call), (dict(values), args, dict(kwargs)), quick=True)
     refuse(findings, model)
     return run
 
 
-def read_run(
-    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
-) -> tuple[ReadoutRun, Array]:
-    """Run a model at values of its other sites; return the run, and whether the readout can be integrated out of it."""
-    run, findings = _read(model, values, args, kwargs)
-    return run, assumptions_hold(findings)
+def read_run(model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]) -> ReadoutRun:
+    """Run a model at values of its other sites; the mean is NaN where the readout cannot be integrated out of it."""
+    return nan_unless(*_read(model, values, args, kwargs))
 
 
 def conjugate_form(

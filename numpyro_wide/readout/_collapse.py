@@ -18,7 +18,7 @@ from numpyro_wide._compile import run_program
 from numpyro_wide._traces import TOO_LARGE, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
 from numpyro_wide.linear_gaussian._row_blocks import map_rows
-from numpyro_wide.readout._assumptions import Findings, ReadoutProgram, assumptions_hold, refuse
+from numpyro_wide.readout._assumptions import Findings, ReadoutProgram, nan_unless, refuse
 from numpyro_wide.readout._model import (
     Model,
     ReadoutModel,
@@ -41,7 +41,6 @@ class ReadoutMarginal(Distribution):
     Args:
         problem: the readout's features, noise and prior; its targets give shape and type.
         loc: mean of the observations at the prior mean of the readout, shape (n,) or (n, k); zero by default.
-        is_valid: whether the readout can be integrated out; the density is NaN where it cannot.
         validate_args: whether to check values, as in every NumPyro distribution.
 
     Example:
@@ -55,17 +54,16 @@ class ReadoutMarginal(Distribution):
 
     arg_constraints = {"loc": constraints.real}  # noqa: RUF012
     reparametrized_params = ["loc"]  # noqa: RUF012
-    pytree_data_fields = ("problem", "loc", "is_valid")
+    pytree_data_fields = ("problem", "loc")
 
     def __init__(
         self,
         problem: ReadoutProblem,
         loc: ArrayLike | None = None,
-        is_valid: ArrayLike = True,
         *,
         validate_args: bool | None = None,
     ):
-        self.problem, self.is_valid = problem, is_valid
+        self.problem = problem
         zero = jnp.zeros_like(problem.targets)
         self.loc = zero if loc is None else jnp.broadcast_to(jnp.asarray(loc, zero.dtype), zero.shape)
         super().__init__((), zero.shape, validate_args=validate_args)
@@ -93,8 +91,7 @@ class ReadoutMarginal(Distribution):
         """Return the log evidence of ``value``, one number for each leading index."""
 
         def single(value: Array) -> Array:
-            log_evidence = self.problem.with_targets(value - self.loc).log_evidence()
-            return jnp.where(self.is_valid, log_evidence, jnp.nan)
+            return self.problem.with_targets(value - self.loc).log_evidence()
 
         for _ in range(jnp.ndim(value) - self.event_dim):
             single = jax.vmap(single)
@@ -133,13 +130,12 @@ class CollapsedModel(ReadoutModel):
         with sites:
             result = self.fn(*args, **kwargs)
         run, (program, values) = sites.read_off(), program.at(sites)
-        is_valid: ArrayLike = True
-        problem = replace(run, observations=None).problem()  # the density subtracts the mean
         if are_known((args, kwargs, sites.values, run)):
             self._check(program, values, args, kwargs)
         else:
-            is_valid = assumptions_hold(program.findings(run, values))
-        sites.observe(ReadoutMarginal(problem, run.loc, is_valid))
+            run = nan_unless(program.findings(run, values), run)
+        problem = replace(run, observations=None).problem()  # the density subtracts the mean
+        sites.observe(ReadoutMarginal(problem, run.loc))
         return result
 
     def _check(self, program: ReadoutProgram, values: list[Array], args: tuple, kwargs: dict[str, Any]) -> None:

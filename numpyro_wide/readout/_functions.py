@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import jax.numpy as jnp
 from jax import Array
 
 from numpyro_wide._checks import check_names_known, listing
@@ -99,11 +98,11 @@ def readout_function(
     check_fit_observed(form.observed, latent)
 
     def function(draw: Draw) -> Array:
-        fit, is_right = read_run(form, draw, args, kwargs)
+        fit = read_run(form, draw, args, kwargs)
         _check_draw(draw, [name for name in latent if name != model.readout])
-        test, test_is_right = read_run(form, draw, test_args, test_kwargs)
+        test = read_run(form, draw, test_args, test_kwargs)
         mean, *_ = fit.problem().solved().predict(test.features)
-        return jnp.where(is_right & test_is_right, test.loc + mean, jnp.nan)
+        return test.loc + mean
 
     return function
 

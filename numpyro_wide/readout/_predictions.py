@@ -199,15 +199,12 @@ class Integrated(_Predictor):
         return fit.problem().solved() if solved is None else solved
 
     def _map(self, single: Callable, data: PredictionInputs, *extras: Any) -> Any:
-        """Map ``single(solved, *extras, *runs)`` over the draws; NaN, or False, where the assumptions do not hold."""
+        """Map ``single(solved, *extras, *runs)`` over the draws; means are NaN where the assumptions do not hold."""
 
         def checked(draw: Any) -> Any:
             values, solved, *extra = draw
             solved, values = in_default_precision(solved), data.values_at(values)
-            pairs = [read_run(self.model, values, *call) for call in data.calls]
-            results = single(solved, *extra, *(run for run, _ in pairs))
-            is_right = jnp.stack([is_right for _, is_right in pairs]).all()
-            return jax.tree.map(lambda leaf: _nan_unless(is_right, leaf), results)
+            return single(solved, *extra, *(read_run(self.model, values, *call) for call in data.calls))
 
         sizes = [run.features.size for run in self.shapes(data)]
         return self._over_draws(checked, (data.draws, data.solved, *extras), max(1, *sizes))
@@ -349,7 +346,3 @@ def moments_of(fn: dist.Distribution) -> Draws:
 def _is_finite(fn: dist.Distribution) -> Array:
     """Return whether the parameters of a distribution are finite; its moments need not be, as Cauchy's are not."""
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(fn)]).all()
-
-
-def _nan_unless(condition: Array, leaf: Array) -> Array:
-    return leaf & condition if leaf.dtype == bool else jnp.where(condition, leaf, jnp.nan)

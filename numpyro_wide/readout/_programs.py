@@ -1,22 +1,38 @@
-"""Traced programs of functions of arrays: any of their results, and the arguments that these depend on."""
+"""Traced programs of models and functions: any of their results, and the arguments that these depend on."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.core import eval_jaxpr, jaxprs_in_params
 from jax.extend.core import Primitive
 from jax.interpreters.partial_eval import dce_jaxpr
+from numpyro.primitives import Messenger
 
 _argument = Primitive("argument")
 _argument.def_abstract_eval(lambda value, *, place: value)
 
 
-def as_argument(value: Any, place: tuple[Any, int]) -> Array:
-    """Make a value, in a function that is traced, one of the program's arguments, known by its place."""
-    return _argument.bind(jnp.asarray(value), place=place)
+class FreeValues(Messenger):
+    """Handler that makes the values that come from outside of a model arguments of the program that is traced."""
+
+    def __init__(self) -> None:
+        self.num_keys = 0
+        self.are_all_arguments = True
+        super().__init__()
+
+    def postprocess_message(self, msg: dict) -> None:
+        name = msg.get("name")
+        if msg["type"] == "prng_key":  # drawn outside of sites
+            name, self.num_keys = self.num_keys, self.num_keys + 1
+        elif msg["type"] not in ("sample", "param", "mutable") or msg.get("is_observed"):
+            return
+        if msg.get("_control_flow_done"):  # NumPyro's loops have made use of the value already
+            self.are_all_arguments = False
+        leaves, structure = jax.tree.flatten(msg["value"])
+        marked = [_argument.bind(jnp.asarray(leaf), place=(name, index)) for index, leaf in enumerate(leaves)]
+        msg["value"] = jax.tree.unflatten(structure, marked)
 
 
 class Program:

@@ -218,9 +218,9 @@ def with_argument(x, y=None, factor=1.0):
 
 
 @pytest.mark.fault(
-    "readout/_predictions.py",
-    "return jax.tree.map(lambda leaf: _nan_unless(is_right, leaf), results)",
-    "return results",
+    "readout/_assumptions.py",
+    "return nan_unless(*_read(model, values, args, kwargs))",
+    "return _read(model, values, args, kwargs)[1]",
 )
 @pytest.mark.parametrize("wrap", ["collapsed", "plain"])
 def test_inputs_at_which_the_mean_is_another_function_are_refused(wrap):
