@@ -15,8 +15,9 @@ from sklearn.datasets import load_digits
 
 from numpyro_wide import fitted_surrogate, mean_kernel, repriorise, surrogate_targets
 from numpyro_wide.diagnostics import effective_sample_size, random_projections
-from numpyro_wide.mcmc import SplitHMC, reduced
+from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.readout import site_function
+from numpyro_wide.runs import reduced
 from numpyro_wide.surrogates import class_contrasts
 
 NUM_ROWS, NUM_HELD_OUT, WIDTH = 256, 100, 512

@@ -15,7 +15,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 from jax.lax import stop_gradient
-from jax.scipy.special import gammaln, i0e
+from jax.scipy.special import i0e
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ParameterFreeTransform
@@ -25,16 +25,8 @@ from numpyro_wide._checks import as_floats, is_known
 from numpyro_wide.distributions._log_uniform import DOUBLE_FACTORIALS, polynomial
 
 __all__ = [
-    "Bernoulli",
-    "Beta",
-    "Categorical",
-    "Dirichlet",
-    "Exponential",
-    "Gamma",
-    "LogNormal",
     "MultivariateNormal",
     "Normal",
-    "Poisson",
     "TruncatedNormal",
     "VonMises",
     "domain",
@@ -99,10 +91,10 @@ def _family(
     ) -> dist.Distribution:
         total = jnp.add(*jnp.broadcast_arrays(*as_floats(natural, shift)))
         if total.ndim == 0 or (size is not None and total.shape[-1] != size):
-            expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
+            expected = "its natural parameters" if size is None else f"its {size} natural parameters"
             raise ValueError(
                 f"natural.{name} takes {expected} along the last axis of one array, but got shape {total.shape}. "
-                "Use jnp.stack([eta1, ...], axis=-1), or eta[..., None] for a single parameter."
+                "Use jnp.stack([eta1, ...], axis=-1)."
             )
         if is_known(total) and (is_outside := ~np.asarray(space(total))).any():
             invalid = np.asarray(total).reshape(-1, total.shape[-1])[is_outside.reshape(-1)][0]
@@ -184,22 +176,6 @@ class _MultivariateNormalMap(ParameterFreeTransform):
 
 
 biject_to.register(_MultivariateNormalSpace)(lambda constraint: _MultivariateNormalMap())
-
-
-class NaturalPoisson(dist.Poisson):
-    """Poisson distribution with a log density of the log rate."""
-
-    pytree_data_fields = ("log_rate",)
-
-    def __init__(self, log_rate: Array, *, validate_args: bool | None = None):
-        self.log_rate = log_rate
-        super().__init__(jnp.exp(log_rate), validate_args=validate_args)
-
-    @validate_sample
-    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        """Evaluate the log probability of counts."""
-        count = jnp.asarray(value, self.log_rate.dtype)
-        return count * self.log_rate - jnp.exp(self.log_rate) - gammaln(count + 1)
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
@@ -335,7 +311,7 @@ def _loc_and_scale(eta: Array) -> tuple[Array, Array]:
     return eta[..., 0] * variance, jnp.sqrt(variance)
 
 
-def _natural_of_normal(q: dist.Normal | dist.LogNormal) -> Array:
+def _natural_of_normal(q: dist.Normal) -> Array:
     precision = 1 / jnp.square(q.scale)
     return _stack(q.loc * precision, -0.5 * precision)
 
@@ -347,8 +323,7 @@ def _multivariate_normal(eta: Array, validate_args: bool | None) -> dist.Multiva
     return dist.MultivariateNormal(loc, scale_tril=root, validate_args=validate_args)
 
 
-_NEGATIVE, _ABOVE_MINUS_ONE = constraints.less_than(0.0), constraints.greater_than(-1.0)
-_NORMAL_SPACE = boxed(constraints.real, _NEGATIVE)
+_NORMAL_SPACE = boxed(constraints.real, constraints.less_than(0.0))
 
 Normal = _family(
     "Normal",
@@ -359,15 +334,6 @@ Normal = _family(
     (dist.Normal,),
     r"Normal distribution, $T(\theta) = (\theta, \theta^2)$, η = (μ/σ², −1/(2σ²)), the second negative.",
 )
-LogNormal = _family(
-    "LogNormal",
-    2,
-    _NORMAL_SPACE,
-    lambda eta, **options: dist.LogNormal(*_loc_and_scale(eta), **options),
-    _natural_of_normal,
-    (dist.LogNormal,),
-    r"Log-normal distribution, $T(\theta) = (\log\theta, \log^2\theta)$, η as for :func:`Normal`.",
-)
 MultivariateNormal = _family(
     "MultivariateNormal",
     None,
@@ -377,70 +343,6 @@ MultivariateNormal = _family(
     (dist.MultivariateNormal,),
     "Multivariate Normal distribution, T(θ) = (θ, θ_i θ_j for i ≥ j, row by row), η = (Λμ, −½ Λ_ii and −Λ_ij for i > j "
     "in the order of ``numpy.tril_indices``), D(D + 3)/2 numbers, the precision Λ positive definite.",
-)
-Gamma = _family(
-    "Gamma",
-    2,
-    boxed(_ABOVE_MINUS_ONE, _NEGATIVE),
-    lambda eta, **options: dist.Gamma(eta[..., 0] + 1, -eta[..., 1], **options),
-    lambda q: _stack(q.concentration - 1.0, -q.rate),
-    (dist.Gamma,),
-    r"Gamma distribution, $T(\theta) = (\log\theta, \theta)$, η = (α − 1, −β), above −1 and negative.",
-)
-Exponential = _family(
-    "Exponential",
-    1,
-    boxed(_NEGATIVE),
-    lambda eta, **options: dist.Exponential(-eta[..., 0], **options),
-    lambda q: _stack(-q.rate),
-    (dist.Exponential,),
-    r"Exponential distribution, $T(\theta) = \theta$, η the negative of its rate.",
-)
-Beta = _family(
-    "Beta",
-    2,
-    constraints.independent(_ABOVE_MINUS_ONE, 1),
-    lambda eta, **options: dist.Beta(eta[..., 0] + 1, eta[..., 1] + 1, **options),
-    lambda q: _stack(q.concentration1 - 1.0, q.concentration0 - 1.0),
-    (dist.Beta,),
-    r"Beta distribution, $T(\theta) = (\log\theta, \log(1 - \theta))$, η = (α − 1, β − 1), above −1; zero is uniform.",
-)
-Dirichlet = _family(
-    "Dirichlet",
-    None,
-    constraints.independent(_ABOVE_MINUS_ONE, 1),
-    lambda eta, **options: dist.Dirichlet(eta + 1, **options),
-    lambda q: q.concentration - 1.0,
-    (dist.Dirichlet,),
-    r"Dirichlet distribution, $T(\theta) = \log\theta$, η = α − 1, K numbers above −1; zero is uniform on the simplex.",
-)
-Bernoulli = _family(
-    "Bernoulli",
-    1,
-    constraints.real_vector,
-    lambda eta, **options: dist.Bernoulli(logits=eta[..., 0], **options),
-    lambda q: _stack(q.logits),
-    (dist.BernoulliLogits, dist.BernoulliProbs),
-    r"Bernoulli distribution, $T(\theta) = \theta$, η its log-odds, any number.",
-)
-Categorical = _family(
-    "Categorical",
-    None,
-    constraints.real_vector,
-    lambda eta, **options: dist.Categorical(logits=eta, **options),
-    lambda q: q.logits,
-    (dist.CategoricalLogits, dist.CategoricalProbs),
-    "Categorical distribution, T(θ) the indicators of its K classes, η their unnormalised log probabilities. A number "
-    "added to all of η changes nothing: where a unique minimiser matters, hold one entry at zero.",
-)
-Poisson = _family(
-    "Poisson",
-    1,
-    constraints.real_vector,
-    lambda eta, **options: NaturalPoisson(eta[..., 0], **options),
-    lambda q: _stack(getattr(q, "log_rate", jnp.log(q.rate))),
-    (dist.Poisson,),
-    r"Poisson distribution, $T(\theta) = \theta$, η the log of its rate, which may underflow.",
 )
 TruncatedNormal = _family(
     "TruncatedNormal",

@@ -9,7 +9,8 @@ from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_wide import ReadoutPredictive, collapse_readout
-from numpyro_wide.mcmc import MicrocanonicalLangevin, init_to_optimum
+from numpyro_wide.mcmc import MicrocanonicalLangevin
+from numpyro_wide.runs import init_to_optimum
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces its next generation

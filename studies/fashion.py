@@ -32,8 +32,9 @@ import _fashion_data
 from _fashion_data import NUM_CLASSES
 from numpyro_wide import collapse_readout, diagnostics, fitted_surrogate, repriorise, surrogate_targets
 from numpyro_wide.linear_gaussian import readout_posterior
-from numpyro_wide.mcmc import SplitHMC, reduced
+from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.readout import site_function
+from numpyro_wide.runs import reduced
 from numpyro_wide.surrogates import class_contrasts
 from numpyro_wide.wide_limit import fcn_kernel
 

@@ -26,6 +26,7 @@ import _data
 from numpyro_wide import collapse_readout, mcmc, nn, repriorise
 from numpyro_wide.diagnostics import random_projections
 from numpyro_wide.readout import readout_function
+from numpyro_wide.runs import reduced
 
 NUM_TEST = 100
 COUNTED = ("function_ess", "weight_ess")  # drawn by lines, and by broken ones
@@ -91,7 +92,7 @@ def run(cell, data, x_test, budget) -> Row:
         "weights": of_weights,
     }
     # NumPyro remembers the latest chains, draws included: with their weights, a study would fill the memory.
-    kernel = mcmc.reduced(KERNELS[cell.kernel](model_of(cell)), drop=FORMS[cell.form], functions=projections)
+    kernel = reduced(KERNELS[cell.kernel](model_of(cell)), drop=FORMS[cell.form], functions=projections)
     chain = MCMC(kernel, num_warmup=num_warmup, num_samples=1, progress_bar=False)
     cost = "num_steps" if cell.kernel == "NUTS" else "num_grad"
     start = time.perf_counter()

@@ -21,9 +21,10 @@ from numpyro.infer import MCMC
 
 import _common
 from numpyro_wide import diagnostics, fitted_surrogate, mean_kernel, repriorise, surrogate_targets
-from numpyro_wide.mcmc import SplitHMC, UnderdampedLangevin, reduced
+from numpyro_wide.mcmc import SplitHMC, UnderdampedLangevin
 from numpyro_wide.plots import plot_ess_by_width
 from numpyro_wide.readout import site_function
+from numpyro_wide.runs import reduced
 from numpyro_wide.surrogates import class_contrasts
 
 NUM_CLASSES = 10

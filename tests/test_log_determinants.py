@@ -74,16 +74,8 @@ REGISTRY = {
             (size,),
         )
         for family, size in {
-            natural.Beta: 2,
-            natural.Bernoulli: 1,
-            natural.Categorical: 3,
-            natural.Dirichlet: 3,
-            natural.Exponential: 1,
-            natural.Gamma: 2,
-            natural.LogNormal: 2,
             natural.MultivariateNormal: 5,
             natural.Normal: 2,
-            natural.Poisson: 1,
             natural.VonMises: 2,
         }.items()
     },

@@ -18,7 +18,7 @@ SEVERAL = 20.0  # seconds that pay for several architectures of classes, and for
 COMPARED, FITTED, KNOWN = 200, 1000, 3000  # rows to choose limits by, to fit scales to, to predict from: bike, memory
 FEW = 50  # rows; with fewer, one layer, one scale and targets as they are: chance decides
 LIMIT_DEPTHS = 1, 3
-STRUCTURED_COLUMNS, STRUCTURED_SECONDS = 50, 10.0  # at the most, and of their comparison: Griewank and Rosenbrock of 20
+STRUCTURED_COLUMNS = 50  # at the most: Griewank and Rosenbrock of 20
 LIMIT_SECONDS, LIMIT_SHARE = 30.0, 0.3  # for a thousand rows, of three layers with scales by column; of the budget
 CODES_SECONDS = 100.0  # of label regression on 3000 rows: digits
 
@@ -33,7 +33,7 @@ UNITS, RACE_UNITS = 50, 32  # of one layer, and of several: UCI, where wider one
 GRADIENT, GRADIENT_ROW = 6e-5, 4.5e-7  # seconds in float32; of each row and fifty units
 # Costs in gradients: of a step of unadjusted chains, a draw's predictions, a weighted draw, a trajectory; noise by row.
 GRADIENTS = {"step": 2.6, "prediction": 3.0, "weighted draw": 45.0, "trajectory": 20.0, "noise by row": 1.3}
-COMPILING = {"chains": 8.5, "noise by row": 2.0, "Adam": 3.7, "weighted draws": 4.5, "race": 3.0}  # seconds
+COMPILING = {"chains": 4.0, "noise by row": 2.0, "Adam": 3.7, "weighted draws": 4.5, "race": 3.0}  # seconds
 FEWEST_STEPS, MANY_STEPS = 500, 17_000  # of chains; with as many, layers gain that optima do not need: kin8nm
 WARMUP_SHARE, CONSTANT_SHARE = 0.4, 0.3  # of the steps, at the most; with constant noise first: concrete
 MOST_ADAM, MOST_WARMUP, MOST_CONSTANT, FIRST_LOOK = 500, 2000, 25_000, 3000  # steps; more gained nothing: UCI
@@ -295,7 +295,6 @@ def plan_regression(
     learnt = min(int(0.8 * plan.known_rows), max(RACE_ROWS[0], int(RACE_ROWS[1] * seconds)))
     held = min(plan.known_rows - learnt, RACE_ROWS[2])
     seconds -= min(LIMIT_SHARE * seconds, LIMIT_SECONDS * plan.fitted_rows / FITTED)
-    seconds -= STRUCTURED_SECONDS * (len(plan.structures) > 1)
     if method == "posterior":
         return _with_posterior(plan, seconds)
     if method == "weighted" or (method == "auto" and num_rows <= WEIGHTED_ROWS):

@@ -16,9 +16,6 @@ Among the fields of their state, which can be named in ``extra_fields`` of :meth
 - ``step_size``, the step size that the next step will use.
 """
 
-from importlib import import_module
-from typing import Any
-
 from numpyro_wide.mcmc.crank_nicolson import PreconditionedCrankNicolson as PreconditionedCrankNicolson
 from numpyro_wide.mcmc.crank_nicolson import PreconditionedCrankNicolsonLangevin as PreconditionedCrankNicolsonLangevin
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
@@ -32,16 +29,3 @@ __all__ = [
     "SplitHMC",
     "UnderdampedLangevin",
 ]
-
-# Names of `runs`, which imports this package; looked up at their first use.
-_RUNS_NAMES = ("StoredDraws", "init_to_optimum", "reduced", "run_in_pieces")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _RUNS_NAMES:
-        return getattr(import_module("numpyro_wide.runs"), name)
-    raise AttributeError(f"module 'numpyro_wide.mcmc' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_RUNS_NAMES})

@@ -1,10 +1,8 @@
-"""The base of all kernels: targets, chains' states, a step of a chain, and runs whose program is kept."""
+"""The base of all kernels: states of chains, and a step of a chain by Metropolis."""
 
-import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from operator import is_
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -12,16 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from numpyro.distributions import biject_to
-from numpyro.distributions.constraints import Constraint
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
-from numpyro.infer.mcmc import MCMCKernel
-from numpyro.infer.util import initialize_model
-from numpyro.util import identity, is_prng_key, nested_attrgetter
+from numpyro.util import identity, is_prng_key
 
-from numpyro_wide._checks import as_floats, check_key, is_known, is_tracing, listing
-from numpyro_wide._compile import is_sequential, over_chains, program_of, run_program
-from numpyro_wide._traces import fixed_supports, prior_sizes, warn_of_prior_sizes
+from numpyro_wide._checks import check_key, is_known, listing
+from numpyro_wide._compile import is_sequential, over_chains, run_program
+from numpyro_wide._traces import prior_sizes, warn_of_prior_sizes
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
     LOST_ERROR,
@@ -32,38 +26,9 @@ from numpyro_wide.mcmc._adaptation import (
     certain_error,
     window_position,
 )
+from numpyro_wide.mcmc._chains import run_chains
 from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree, normal_like, select, size_of
-
-
-def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], Array] | None) -> None:
-    """Refuse anything but exactly one function."""
-    if (model is None) == (potential_fn is None):
-        passed = "neither" if model is None else "both"
-        raise ValueError(f"Exactly one of model and potential_fn must be given, but got {passed}.")
-    name, value = ("model", model) if potential_fn is None else ("potential_fn", potential_fn)
-    if not callable(value):
-        raise TypeError(f"{name} must be a function, but got {type(value).__name__}.")
-
-
-def check_init_params(init_params: PyTree, expected: PyTree | None, num_chains: int | None) -> None:
-    """Refuse a first position, of several chains or of one, without real numbers or unlike a model's latent sites."""
-    for path, leaf in jax.tree.leaves_with_path(init_params):
-        as_floats(leaf, names=(f"init_params{jax.tree_util.keystr(path)}",))
-    if expected is None:
-        return
-    batch_shape = () if num_chains is None else (num_chains,)
-    shapes = {name: (*batch_shape, *np.shape(value)) for name, value in expected.items()}
-    if not isinstance(init_params, Mapping):
-        raise TypeError(
-            "init_params of a model must be a dictionary of unconstrained values by site, but is a "
-            f"{type(init_params).__name__}."
-        )
-    actual = {name: np.shape(value) for name, value in init_params.items()}
-    if actual != shapes:
-        raise ValueError(
-            f"init_params must hold an unconstrained value of every latent site, of the shapes {shapes}, but holds "
-            f"{actual}. With several chains every value has their axis in front."
-        )
+from numpyro_wide.mcmc._target import TargetKernel, is_finite
 
 
 def check_number(
@@ -178,139 +143,39 @@ def point_of(state: KernelState) -> Point:
     return Point(state.z, state.potential_energy, state.z_grad)
 
 
-def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: Any) -> tuple[dict, Any]:
-    """Run a batch of chains, or continue from a state: return fields by name, (chain, draw, …), and the last state.
+class StepSizeOptions(NamedTuple):
+    """What all kernels are told of the step size."""
 
-    ``run`` is NumPyro's run of one chain, a ``functools.partial`` that holds the model's arguments and what to collect.
-    """
-    mcmc, args, kwargs = run.func.__self__, run.keywords["args"], run.keywords["kwargs"]
-    if state is None or kernel._sample_fn is None:
-        first_state = kernel.init(rng_key, mcmc.num_warmup, init_params, args, kwargs)
-        state = first_state if state is None else state
-    postprocess = mcmc.postprocess_fn or kernel.postprocess_fn(args, kwargs)
-    field_names, removed_sites = run.keywords["collect_fields"], run.keywords["remove_sites"]
-    bounds, thinning = mcmc._collection_params, mcmc.thinning
-    lower, upper = bounds["lower"], bounds["upper"]
-    num_kept = (upper - lower) // thinning
-    size = num_kept if bounds["collection_size"] is None else bounds["collection_size"] // thinning
-    begin = upper - num_kept * thinning
-
-    def collect(state: Any) -> dict[str, Any]:
-        fields = {name: nested_attrgetter(name)(state) for name in field_names}
-        sites = over_chains(postprocess)(fields[field_names[0]])
-        stored = {k: v for k, v in sites.items() if k not in removed_sites} if removed_sites else sites
-        return fields | {field_names[0]: stored}
-
-    def loop(state: Any, begin: Array, upper: Array, thinning: Array) -> tuple[dict, Any]:
-        def step(i: Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
-            state, buffers = carry
-            state = kernel.sample(state, args, kwargs)
-            index, remainder = (i - begin) // thinning, (i - begin) % thinning
-
-            def keep() -> dict:
-                return jax.tree.map(lambda buffer, value: buffer.at[index].set(value), buffers, collect(state))
-
-            return state, jax.lax.cond((i >= begin) & (remainder == thinning - 1), keep, lambda: buffers)
-
-        buffers = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), jax.eval_shape(collect, state))
-        state, buffers = jax.lax.fori_loop(0, upper, step, (state, buffers))
-        return jax.tree.map(lambda draws: jnp.swapaxes(draws, 0, 1), buffers), state
-
-    # Lengths are arguments: a warmup, and runs of other lengths that keep as many draws, are the same program.
-    loop_arguments = state, *map(jnp.int32, (begin, upper, thinning))
-    leaves, structure = jax.tree.flatten((args, kwargs))
-    if is_tracing() or not all(isinstance(leaf, Array) and is_known(leaf) for leaf in leaves):
-        return run_program(loop, *loop_arguments)  # other arguments than JAX's arrays may be changed in place
-    types = [
-        (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), leaf.sharding) for leaf in jax.tree.leaves(state)
-    ]
-    signature = structure, jax.tree.structure(state), types, size, field_names, removed_sites, mcmc.postprocess_fn
-    # A run that goes on with the arguments of the one before needs no tracing, which would take longer than it does.
-    if kernel._loop is None or kernel._loop.signature != signature or not all(map(is_, kernel._loop.leaves, leaves)):
-        kernel._loop = _Loop(signature, leaves, program_of(loop, *loop_arguments))
-    return kernel._loop.program(*loop_arguments)
+    first: float
+    adapts: bool  # during warmup
+    target_accept_prob: float
+    searches: bool  # whether warmup first doubles or halves it
+    maximum: float = math.inf
 
 
-class _Loop(NamedTuple):
-    """Program of a kernel's latest run, with the arguments of the model that it holds."""
+class MetropolisKernel(TargetKernel):
+    """Base of the kernels: a subclass proposes, this class does the rest."""
 
-    signature: tuple
-    leaves: list[Array]
-    program: Callable
-
-
-# Made by `init` from a trace of the model, and good for it alone.
-_TRACE_ATTRIBUTES = "_loop", "_potential_fn_gen", "_postprocess_fn", "_sample_fn", "_supports"
-
-
-class MetropolisKernel(MCMCKernel):
-    """Base of the kernels: a subclass proposes, this class does the rest; ``max_step_size`` is a bound, or None."""
-
-    sample_field = "z"
-    _needs_gradient = True
     _needs_momentum = False
     _is_second_order = True  # energy errors grow like the square of the step size or faster
     # Percentages of warmup between which windows of draws renew the preconditioner.
     _windows: tuple[int, ...] = ()
-    # Of the sites that are sampled; None before `init`, and where one depends on the values of others.
-    _supports: dict[str, Constraint] | None
-    _loop: _Loop | None
-    _potential_fn_gen: Callable[..., Any] | None
-    _postprocess_fn: Callable[..., Any] | None
-    # MCMC looks at this name to learn whether `init` has run.
-    _sample_fn: Callable[..., Any] | None
 
     def __init__(
         self,
         model: Callable[..., Any] | None,
         potential_fn: Callable[[PyTree], Array] | None,
-        *,
-        step_size: float,
-        adapt_step_size: bool,
-        target_accept_prob: float,
-        find_heuristic_step_size: bool,
         init_strategy: Callable[..., Any],
-        max_step_size: float | None = None,
+        options: StepSizeOptions,
     ) -> None:
-        check_target(model, potential_fn)
-        self._model, self._potential_fn, self._init_strategy = model, potential_fn, init_strategy
-        self._forget_model()
-        bound = math.inf if max_step_size is None else max_step_size
-        self._step_size = check_number("step_size", step_size, 0.0, bound, include_high=max_step_size is not None)
-        target = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
-        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(target, max_step_size, self._is_second_order)
-        self._adapt_step_size = adapt_step_size
-        self._searches = find_heuristic_step_size
-
-    @property
-    def model(self) -> Callable[..., Any] | None:
-        """The NumPyro model, or None if the kernel was built from a potential function."""
-        return self._model
-
-    def get_potential_fn(
-        self, model_args: tuple[Any, ...] = (), model_kwargs: dict[str, Any] | None = None
-    ) -> Callable[[PyTree], Array]:
-        """Return the potential energy of the model for the given arguments, in unconstrained space."""
-        if self._potential_fn is not None:
-            return self._potential_fn
-        if self._potential_fn_gen is None:
-            raise RuntimeError("The potential function is known once `init` has seen the model; call `init` first.")
-        return self._potential_fn_gen(*model_args, **(model_kwargs or {}))
-
-    def postprocess_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable:
-        """Return the map from unconstrained to constrained values and deterministic sites."""
-        if self._postprocess_fn is None:
-            return identity
-        postprocess = self._postprocess_fn(*model_args, **(model_kwargs or {}))
-        # MCMC asks for it outside of its compiled loop as well: one program instead of one an operation.
-        return lambda z: run_program(postprocess, z, quick=True)
-
-    def get_constrain_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable:
-        """Return the map to constrained values alone; the model of a block of ``Gibbs`` cannot be run for it."""
-        supports = self._supports
-        if supports is None:
-            return self.postprocess_fn(model_args, model_kwargs)
-        return lambda z: {name: biject_to(supports[name])(value) for name, value in z.items()}
+        super().__init__(model, potential_fn, init_strategy)
+        self._options, is_bounded = options, math.isfinite(options.maximum)
+        check_number("step_size", options.first, 0.0, options.maximum, include_high=is_bounded)
+        check_number("target_accept_prob", options.target_accept_prob, 0.0, 1.0)
+        maximum = options.maximum if is_bounded else None
+        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(
+            options.target_accept_prob, maximum, self._is_second_order
+        )
 
     def compiled_once(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Run the chains of a batch as one program that is kept: ``MCMC(kernel, chain_method=kernel.compiled_once)``.
@@ -332,72 +197,6 @@ class MetropolisKernel(MCMCKernel):
             (2, 10, 3)
         """
         return lambda start: run_chains(self, run, *start)
-
-    def wrap_model(self, wrapper: Callable[..., Any]) -> Self:
-        """Return a copy of this kernel for ``wrapper(model)``, as NumPyro's ``Gibbs`` asks for."""
-        if self._model is None:
-            raise ValueError("wrap_model needs a kernel that was built from a model, not from a potential_fn.")
-        kernel = copy.copy(self)
-        kernel._model = wrapper(self._model)
-        kernel._forget_model()
-        return kernel
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The closures over the model's trace are rebuilt by the next `init`.
-        return {**self.__dict__, **dict.fromkeys(_TRACE_ATTRIBUTES)}
-
-    def _forget_model(self) -> None:
-        self.__dict__.update(dict.fromkeys(_TRACE_ATTRIBUTES))
-
-    def _first_point(
-        self, rng_key: Array, init_params: PyTree, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
-    ) -> tuple[Point, bool]:
-        """Return the first point of a chain, or of each of several keys, and whether the model has parameters."""
-        num_chains = None if is_prng_key(rng_key) else len(rng_key)
-        expected, has_parameters, is_given = None, False, init_params is not None
-        if self._model is not None:
-            # NumPyro finds a first position in any case. Where one is given, a single try without a gradient is enough,
-            # and needs no compilation.
-            info = initialize_model(
-                rng_key[0] if is_given and num_chains is not None else rng_key,
-                self._model,
-                init_strategy=self._init_strategy,
-                dynamic_args=True,
-                model_args=model_args,
-                model_kwargs=model_kwargs,
-                validate_grad=self._needs_gradient and not is_given,
-            )
-            self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
-            self._supports = fixed_supports(info.model_trace)
-            has_parameters = any(site["type"] in ("param", "mutable") for site in info.model_trace.values())
-            if not is_given:
-                return _as_floats(Point(*info.param_info)), has_parameters
-            expected = info.param_info.z
-            if GIBBS_SITES_KWARG in (model_kwargs or {}):
-                init_params = _start_of_block(init_params, self._supports)
-        if not is_given:
-            raise ValueError(
-                "A kernel with a potential_fn needs a first position; pass init_params to MCMC.run or init."
-            )
-        check_init_params(init_params, expected, num_chains)
-        evaluate = self._evaluator(model_args, model_kwargs)
-        return (evaluate if num_chains is None else over_chains(evaluate))(_as_floats(init_params)), has_parameters
-
-    def _evaluator(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Evaluate:
-        """Return the function from a position to its :class:`Point`, one evaluation of the potential."""
-        potential_fn = self.get_potential_fn(model_args, model_kwargs)
-
-        def checked(z: PyTree) -> Array:
-            energy = jnp.asarray(potential_fn(z), jnp.result_type(float))
-            if energy.shape != ():
-                raise ValueError(
-                    f"potential_fn must return a scalar, but returned shape {energy.shape}; sum its terms."
-                )
-            return energy
-
-        if not self._needs_gradient:
-            return lambda z: Point(z, checked(z), None)
-        return lambda z: Point(z, *jax.value_and_grad(checked)(z))
 
     def get_diagnostics_str(self, state: KernelState) -> str:
         """Describe the state for the progress bar."""
@@ -451,9 +250,9 @@ class MetropolisKernel(MCMCKernel):
             if all(map(is_known, jax.tree.leaves(sizes))):
                 warn_of_prior_sizes(sizes)
         # NumPyro says what is wrong with a model when it runs with numbers, and keeps parameters of its trace.
-        if state is None or has_parameters or not _is_finite(point_of(state)):
+        if state is None or has_parameters or not is_finite(point_of(state)):
             rng_key, point = first_point(rng_key)
-            if not _is_finite(point):
+            if not is_finite(point):
                 raise ValueError(
                     "The potential energy or its gradient is not finite at the first position; "
                     "pass init_params inside the support, or another init_strategy."
@@ -508,7 +307,7 @@ class MetropolisKernel(MCMCKernel):
     def _first_state(self, point: Point, rng_key: Array, num_warmup: int) -> KernelState:
         rng_key, key_momentum = jax.random.split(rng_key)
         zero, zero_count = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))
-        step_size = self._round_step_size(jnp.asarray(self._step_size, zero.dtype))
+        step_size = self._round_step_size(jnp.asarray(self._options.first, zero.dtype))
         return KernelState(
             i=zero_count,
             z=point.z,
@@ -523,7 +322,7 @@ class MetropolisKernel(MCMCKernel):
             step_size=step_size,
             adapt_state=AdaptState(
                 num_warmup=zero_count + num_warmup,
-                step_size_state=self._rule.start(step_size, searches=self._searches),
+                step_size_state=self._rule.start(step_size, searches=self._options.searches),
                 max_steps=zero_count + 1,
                 preconditioner=self._first_preconditioner(point.z, num_warmup),
             ),
@@ -545,7 +344,7 @@ class MetropolisKernel(MCMCKernel):
         energy_error = jnp.where(finite, proposal.energy_error, jnp.inf)
         certain = certain_error(energy_error, current.potential_energy, proposal.point.potential_energy)
         certain = jnp.where(finite, certain, jnp.inf)
-        is_adapting = self._adapt_step_size & is_warming_up
+        is_adapting = self._options.adapts & is_warming_up
         passes_metropolis = noise.exponential >= energy_error
         accepted = finite & self._rule.accepts(
             state.adapt_state.step_size_state, passes_metropolis, certain, is_adapting, size_of(state.z)
@@ -574,7 +373,7 @@ class MetropolisKernel(MCMCKernel):
     def _settings(self, state: KernelState, is_warming_up: Array) -> ProposalSettings:
         step_size, num_steps, adapt_state = state.step_size, self._num_steps(state), state.adapt_state
         persistence = self._persistence_at(state)
-        if self._adapt_step_size:
+        if self._options.adapts:
             # A persistent momentum would keep the energy that a chain falls by, and turns round where steps are lost.
             is_falling = is_warming_up & (adapt_state.max_steps < num_steps)
             persistence = jnp.where(is_falling, 0.0, persistence)
@@ -590,7 +389,7 @@ class MetropolisKernel(MCMCKernel):
         adapt_state, step_size = state.adapt_state, state.step_size
         is_warming_up = state.i < adapt_state.num_warmup
         draw_length = jnp.asarray(self._num_steps(state), step_size.dtype) * step_size
-        if self._adapt_step_size:
+        if self._options.adapts:
             is_probe = self._rule.is_probe(adapt_state.step_size_state, state.i)
             updated: Any = self._rule.update(adapt_state.step_size_state, certain, square_error, is_probe)
             is_short = (certain > LOST_ERROR) & ~is_probe | self._rule.is_searching(updated)
@@ -611,25 +410,3 @@ class MetropolisKernel(MCMCKernel):
         if is_prng_key(state.rng_key):
             return fn(state, *args)
         return over_states(lambda chain: fn(chain, *args), state)
-
-
-def _start_of_block(values: dict[str, Any], supports: dict[str, Constraint] | None) -> dict[str, Array]:
-    """Return the first position of a block of ``Gibbs``, which hands over values of the sites, not positions."""
-    if supports is None:
-        raise ValueError(
-            f"The bounds of a site of this block of Gibbs, which has {listing(values)}, are arrays. Those may depend "
-            "on the sites of other blocks, and must be numbers: sample a Uniform(0, 1), and scale it in the model."
-        )
-    return {name: biject_to(supports[name]).inv(value) for name, value in values.items()}
-
-
-def _as_floats(tree: PyTree) -> PyTree:
-    """Give all leaves the default float type: whole numbers and weak types would change in the first step."""
-    return jax.tree.map(lambda x: jnp.asarray(x, dtype=jnp.result_type(float)), tree)
-
-
-def _is_finite(point: Point) -> bool:
-    """Whether energy and gradient are finite, or being traced."""
-    leaves = jax.tree.leaves((point.potential_energy, point.z_grad))
-    # NumPy, since every operation of JAX on known numbers would be compiled first.
-    return not all(map(is_known, leaves)) or all(np.all(np.isfinite(leaf)) for leaf in leaves)

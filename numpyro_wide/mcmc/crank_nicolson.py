@@ -15,7 +15,7 @@ from numpyro_wide.mcmc._integrators import (
     reference_energy_difference,
     refresh_momentum,
 )
-from numpyro_wide.mcmc._kernel import MetropolisKernel, Noise, Proposal, ProposalSettings
+from numpyro_wide.mcmc._kernel import MetropolisKernel, Noise, Proposal, ProposalSettings, StepSizeOptions
 
 
 class PreconditionedCrankNicolson(MetropolisKernel):
@@ -71,16 +71,8 @@ class PreconditionedCrankNicolson(MetropolisKernel):
         find_heuristic_step_size: bool = False,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        super().__init__(
-            model,
-            potential_fn,
-            step_size=step_size,
-            adapt_step_size=adapt_step_size,
-            target_accept_prob=target_accept_prob,
-            find_heuristic_step_size=find_heuristic_step_size,
-            init_strategy=init_strategy,
-            max_step_size=1.0,
-        )
+        options = StepSizeOptions(step_size, adapt_step_size, target_accept_prob, find_heuristic_step_size, 1.0)
+        super().__init__(model, potential_fn, init_strategy, options)
 
     def _propose(
         self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate
@@ -139,16 +131,8 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
         find_heuristic_step_size: bool = False,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        super().__init__(
-            model,
-            potential_fn,
-            step_size=step_size,
-            adapt_step_size=adapt_step_size,
-            target_accept_prob=target_accept_prob,
-            find_heuristic_step_size=find_heuristic_step_size,
-            init_strategy=init_strategy,
-            max_step_size=2.0,
-        )
+        options = StepSizeOptions(step_size, adapt_step_size, target_accept_prob, find_heuristic_step_size, 2.0)
+        super().__init__(model, potential_fn, init_strategy, options)
 
     def _propose(
         self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate

@@ -17,7 +17,15 @@ from numpyro_wide.mcmc._integrators import (
     leapfrog,
     refresh_momentum,
 )
-from numpyro_wide.mcmc._kernel import MetropolisKernel, Noise, Proposal, ProposalSettings, check_number, energy_rule
+from numpyro_wide.mcmc._kernel import (
+    MetropolisKernel,
+    Noise,
+    Proposal,
+    ProposalSettings,
+    StepSizeOptions,
+    check_number,
+    energy_rule,
+)
 
 
 class UnderdampedLangevin(MetropolisKernel):
@@ -81,15 +89,9 @@ class UnderdampedLangevin(MetropolisKernel):
         find_heuristic_step_size: bool = False,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        super().__init__(
-            model,
-            potential_fn,
-            step_size=step_size,
-            adapt_step_size=adapt_step_size,
-            target_accept_prob=0.95 if target_accept_prob is None else target_accept_prob,
-            find_heuristic_step_size=find_heuristic_step_size,
-            init_strategy=init_strategy,
-        )
+        target = 0.95 if target_accept_prob is None else target_accept_prob
+        options = StepSizeOptions(step_size, adapt_step_size, target, find_heuristic_step_size)
+        super().__init__(model, potential_fn, init_strategy, options)
         self._damping = check_number("damping", damping, 0.0, 1.0, include_high=True)
         rule = energy_rule(bias_tolerance, adjusted, target_accept_prob)
         if not adjusted:

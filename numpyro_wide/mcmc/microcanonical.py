@@ -23,7 +23,15 @@ from numpyro_wide.mcmc._integrators import (
     size_of,
     unit,
 )
-from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Noise, Proposal, ProposalSettings, energy_rule
+from numpyro_wide.mcmc._kernel import (
+    KernelState,
+    MetropolisKernel,
+    Noise,
+    Proposal,
+    ProposalSettings,
+    StepSizeOptions,
+    energy_rule,
+)
 from numpyro_wide.mcmc._whitening import WHITENING_WINDOWS, Whitening
 
 # Half width of the uniform law, around 1, of the random factor of an adjusted trajectory's steps.
@@ -105,15 +113,9 @@ class MicrocanonicalLangevin(MetropolisKernel):
     ) -> None:
         if find_heuristic_step_size is None:
             find_heuristic_step_size = adjusted and adapt_step_size
-        super().__init__(
-            model,
-            potential_fn,
-            step_size=step_size,
-            adapt_step_size=adapt_step_size,
-            target_accept_prob=0.9 if target_accept_prob is None else target_accept_prob,
-            find_heuristic_step_size=find_heuristic_step_size,
-            init_strategy=init_strategy,
-        )
+        target = 0.9 if target_accept_prob is None else target_accept_prob
+        options = StepSizeOptions(step_size, adapt_step_size, target, find_heuristic_step_size)
+        super().__init__(model, potential_fn, init_strategy, options)
         self._fixed_num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._max_num_steps = whole_number("max_num_steps", max_num_steps)
         rule = energy_rule(bias_tolerance, adjusted, target_accept_prob)

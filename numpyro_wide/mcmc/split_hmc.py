@@ -20,7 +20,15 @@ from numpyro_wide.mcmc._integrators import (
     refresh_momentum,
     split_trajectory,
 )
-from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Noise, Proposal, ProposalSettings, check_number
+from numpyro_wide.mcmc._kernel import (
+    KernelState,
+    MetropolisKernel,
+    Noise,
+    Proposal,
+    ProposalSettings,
+    StepSizeOptions,
+    check_number,
+)
 from numpyro_wide.mcmc._reference import REFERENCE_WINDOWS, Reference
 
 # Step size below which draws turn by less than a whole trajectory. What the data inform needs a few rotations, whatever
@@ -105,16 +113,9 @@ class SplitHMC(MetropolisKernel):
         self._needs_momentum = self._persistence != 0
         self._adapt_reference = adapt_reference
         max_step_size = self._trajectory_angle / (self._fixed_num_steps or 1)
-        super().__init__(
-            model,
-            potential_fn,
-            step_size=min(0.1, max_step_size) if step_size is None else step_size,
-            adapt_step_size=adapt_step_size,
-            target_accept_prob=target_accept_prob,
-            find_heuristic_step_size=find_heuristic_step_size and adapt_step_size,
-            init_strategy=init_strategy,
-            max_step_size=max_step_size,
-        )
+        first, searches = min(0.1, max_step_size) if step_size is None else step_size, find_heuristic_step_size
+        options = StepSizeOptions(first, adapt_step_size, target_accept_prob, searches & adapt_step_size, max_step_size)
+        super().__init__(model, potential_fn, init_strategy, options)
 
     def get_diagnostics_str(self, state: KernelState) -> str:
         """Describe the state for the progress bar."""

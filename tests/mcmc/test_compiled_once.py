@@ -43,7 +43,7 @@ def draws(mcmc, y=Y, **options):
     return jax.device_get((mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)))
 
 
-@pytest.mark.fault("mcmc/_kernel.py", "remainder == thinning - 1", "remainder == 0")
+@pytest.mark.fault("mcmc/_chains.py", "remainder == thinning - 1", "remainder == 0")
 @pytest.mark.usefixtures("x64")  # in which rounding, that differs between programs, does not lead chains apart
 @pytest.mark.parametrize("kind", [SplitHMC, MicrocanonicalLangevin])
 def test_the_draws_are_those_of_the_vectorised_loop(kind):
@@ -82,7 +82,7 @@ def test_warmup_and_a_run_that_goes_on():
 
 
 @pytest.mark.fault(
-    "mcmc/_kernel.py", "return run_program(loop, *loop_arguments)", "return jax.jit(loop)(*loop_arguments)"
+    "mcmc/_chains.py", "return run_program(loop, *loop_arguments)", "return jax.jit(loop)(*loop_arguments)"
 )
 @pytest.mark.slow
 def test_other_data_and_medians_of_the_same_shape_find_the_programs():
@@ -114,7 +114,7 @@ def test_warmup_and_runs_of_other_lengths_are_one_program():
 
 
 @pytest.mark.fault(
-    "mcmc/_kernel.py",
+    "mcmc/_chains.py",
     "kernel._loop.signature != signature or not all(map(is_, kernel._loop.leaves, leaves))",
     "kernel._loop.signature != signature",
 )

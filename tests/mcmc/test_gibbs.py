@@ -24,7 +24,7 @@ def correlated_pair():
     numpyro.sample("b", dist.Normal(1.0 + 0.8 * (pair[0] - 1.0), 0.6))
 
 
-@pytest.mark.fault("mcmc/_kernel.py", "biject_to(supports[name])(value)", "value")
+@pytest.mark.fault("mcmc/_target.py", "biject_to(supports[name])(value)", "value")
 @pytest.mark.fault(
     "mcmc/_kernel.py",
     "return state._replace(potential_energy=point.potential_energy, z_grad=point.z_grad)",
@@ -51,7 +51,7 @@ def blocks(model, *partition):
     return Gibbs([(SplitHMC(model, find_heuristic_step_size=False), sites) for sites in partition])
 
 
-@pytest.mark.fault("mcmc/_kernel.py", "biject_to(supports[name]).inv(value)", "value")
+@pytest.mark.fault("mcmc/_target.py", "biject_to(supports[name]).inv(value)", "value")
 @pytest.mark.slow
 def test_blocks_start_where_the_prior_is():
     def model():

@@ -296,7 +296,7 @@ def test_loops_around_the_product_are_right(loop):
 
 
 @pytest.mark.fault(
-    "readout/_assumptions.py",
+    "readout/_programs.py",
     'if msg["type"] == "prng_key":  # drawn outside of sites\n            name,',
     'if msg["type"] == "prng_key":\n            return\n            name,',
 )
