@@ -11,13 +11,15 @@ NEWER_PYTHON ?= $(shell for p in python3.13 python3.12 python3.14 \
 	$$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1 && echo $$p && break; done)
 NEWER_VENV := .venv-newer
 # Where the two generations of ArviZ, and of jax and flax, differ most.
-SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_study_data.py
+SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_arviz.py
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# Pages and docstrings, whose code is run, and what runs examples and studies.
+# Pages and docstrings, whose code is run, and tests of studies, which are run as well.
 PAGES := README.md docs numpyro_wide studies/tests
+# Of the pages' text and numbers: their docstrings say what to do if one fails.
+LINT_OF_PAGES := docs/tests/test_pages.py docs/tests/test_figures.py
 
-.PHONY: demo test test-as-compiled test-pages test-all mutants test-newer test-newer-short newer-environment coverage lint bench docs wheel clean
+.PHONY: demo test test-ci test-as-compiled test-pages test-all mutants test-newer test-newer-short newer-environment coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -32,18 +34,24 @@ demo: $(VENV)/.examples-installed
 	$(BIN)/python -W ignore::FutureWarning examples/wrap_sample_predict.py
 
 # Two marks at tests say what is run: what bears neither by `make test`, what is not slow by CI, all by `make test-all`.
+QUICK = QUICK_COMPILE=1 $(PYTEST) -m "not as_compiled and not slow"
+
 test: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 $(PYTEST) -m "not as_compiled and not slow" $(PYTEST_ARGS)
+	$(QUICK) $(PYTEST_ARGS)
+
+test-pages: $(VENV)/.dev-installed
+	$(QUICK) $(or $(PYTEST_ARGS),$(PAGES))
+
+# Both, in one session.
+test-ci: $(VENV)/.dev-installed
+	$(QUICK) tests $(PAGES)
 
 # With all optimisations.
 test-as-compiled: $(VENV)/.dev-installed
-	$(PYTEST) -m "as_compiled and not slow" $(PYTEST_ARGS)
-
-test-pages: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 $(PYTEST) $(or $(PYTEST_ARGS),$(PAGES))
+	$(PYTEST) -m "as_compiled and not slow" $(or $(PYTEST_ARGS),tests studies/tests)
 
 test-all: $(VENV)/.dev-installed
-	$(PYTEST) -m as_compiled
+	$(PYTEST) -m as_compiled tests studies/tests
 	QUICK_COMPILE=1 $(PYTEST) -m "not as_compiled" tests $(PAGES)
 	@$(MAKE) --no-print-directory test-newer
 
@@ -69,6 +77,7 @@ lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest $(LINT_OF_PAGES)
 
 bench: $(VENV)/.bench-installed
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -38,9 +38,16 @@ class Fault(NamedTuple):
     test: str
 
 
+def files_of_tests(root: Path = ROOT) -> list[Path]:
+    """Find the tests of the package, of studies and of pages."""
+    return sorted(
+        path for folder in ("tests", "studies/tests", "docs/tests") for path in (root / folder).rglob("test_*.py")
+    )
+
+
 def faults(root: Path = ROOT) -> Iterator[Fault]:
     """Read the marks from the tests' text, which takes a second, where pytest's collection would import all."""
-    for path in sorted((root / "tests").rglob("test_*.py")):
+    for path in files_of_tests(root):
         for function in ast.parse(path.read_text(encoding="utf-8")).body:
             for mark in getattr(function, "decorator_list", []):
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":

@@ -147,13 +147,13 @@ def unit_scales(network: AdditiveNetwork, num_inputs: int, dtype: Any) -> dict[s
     for name in ADDITIVE_SCALES:
         if (value := getattr(network, name)) is not None:
             check_scale(name, value, is_number=name in ("readout_b_std", "dense_scale"))
-    found = {}
+    scales = {}
     for name in ("w_std", "b_std", "relevance", "order_scale"):
         shape, value = (network.order if name == "order_scale" else num_inputs,), getattr(network, name)
         if np.shape(value) not in ((), shape):
             raise ValueError(f"{name} must be a number or have shape {shape}, but got {np.shape(value)}.")
-        found[name] = jnp.broadcast_to(jnp.asarray(value, dtype), shape)
-    return found
+        scales[name] = jnp.broadcast_to(jnp.asarray(value, dtype), shape)
+    return scales
 
 
 def dense_block(network: AdditiveNetwork, **options: Any) -> FCN:

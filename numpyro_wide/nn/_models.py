@@ -309,10 +309,10 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
             "scales are those of an FCN, CNN, WideResNet or AdditiveNetwork; give others sites in your own function."
         )
     names = ADDITIVE_SCALES if isinstance(features_net, AdditiveNetwork) else SCALES
-    known = [name for name in names if hasattr(features_net, name)]
-    if unknown := [name for name in scales if name not in known]:
+    allowed = [name for name in names if hasattr(features_net, name)]
+    if unknown := [name for name in scales if name not in allowed]:
         raise ValueError(
-            f"scales must be among {listing(known)} of {type(features_net).__name__}, but got {listing(unknown)}."
+            f"scales must be among {listing(allowed)} of {type(features_net).__name__}, but got {listing(unknown)}."
         )
     for name, value in scales.items():
         if isinstance(value, dist.Distribution):
@@ -320,8 +320,8 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
         elif value is not None:
             check_scale(name, value)
     for bias, weights in (("b_std", "w_std"), ("readout_b_std", "readout_w_std")):
-        given = scales.get(weights, getattr(features_net, weights, 1.0))
-        if isinstance(scales.get(bias), dist.Distribution) and given is None:
+        weights_scale = scales.get(weights, getattr(features_net, weights, 1.0))
+        if isinstance(scales.get(bias), dist.Distribution) and weights_scale is None:
             raise ValueError(
                 f"{weights}=None needs biases of a known scale, but {bias} has a prior; give {weights} too, a number "
                 "or its prior."

@@ -115,21 +115,21 @@ def sum_of_effects(
 
 def _elementary(powers: tuple[Array, ...]) -> list[Array]:
     """Return the elementary symmetric polynomials of degree 1, 2, ... from sums of powers, by Newton's identities."""
-    found = [jnp.ones_like(powers[0])]
+    polynomials = [jnp.ones_like(powers[0])]
     for degree in range(1, len(powers) + 1):
-        signed = [(-1) ** (k - 1) * found[degree - k] * powers[k - 1] for k in range(1, degree + 1)]
-        found.append(sum(signed[1:], signed[0]) / degree)
-    return found[1:]
+        signed = [(-1) ** (k - 1) * polynomials[degree - k] * powers[k - 1] for k in range(1, degree + 1)]
+        polynomials.append(sum(signed[1:], signed[0]) / degree)
+    return polynomials[1:]
 
 
-def _summed(function: Callable[[Any], Any], parts: Any) -> Any:
+def _summed(function: Callable[[Any], Any], stacked: Any) -> Any:
     """Return the sums of a function's kernels over the leading axis of its argument, with the largest error."""
 
-    def add(carried: Any, part: Any) -> tuple[Any, None]:
-        (totals, largest), (kernels, error) = carried, function(part)
+    def add(carried: Any, item: Any) -> tuple[Any, None]:
+        (totals, largest), (kernels, error) = carried, function(item)
         return (jax.tree.map(jnp.add, totals, kernels), jnp.maximum(largest, error)), None
 
-    shapes = jax.eval_shape(function, jax.tree.map(lambda part: part[0], parts))
+    shapes = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], stacked))
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     # A gradient computes each kernel anew, to keep none of them.
-    return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), start, parts)[0]
+    return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), start, stacked)[0]

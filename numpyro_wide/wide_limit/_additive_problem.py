@@ -118,14 +118,14 @@ class AdditiveProblem(ScaleProblem):
             by_tile.append(by_scale | units.slopes(*tile, by_kernels))
             by_means[above] += of_rows
             by_means[left] += of_columns
-        found = jax.tree.map(lambda *slopes: np.sum(slopes, axis=0), *by_tile)
+        by_name = jax.tree.map(lambda *slopes: np.sum(slopes, axis=0), *by_tile)
         of_means = units.slopes_of_means(rows, by_means)
-        found |= {name: found[name] + slope for name, slope in of_means.items()}
-        found["readout_b_std"] = 2 * scales["readout_b_std"] * np.sum(slope)
+        by_name |= {name: by_name[name] + slope for name, slope in of_means.items()}
+        by_name["readout_b_std"] = 2 * scales["readout_b_std"] * np.sum(slope)
         if self.block is not None:
             of_block = self.block.slopes_of(_block_scales(network), slope)
-            found |= {_OF_BLOCK[name]: value for name, value in of_block.items()}
-        return found
+            by_name |= {_OF_BLOCK[name]: value for name, value in of_block.items()}
+        return by_name
 
 
 def additive_by_tiles(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
@@ -136,15 +136,15 @@ def additive_by_tiles(network: Any, x1: np.ndarray, x2: np.ndarray | None = None
     for above, left in (places := list(tile_slices(*map(len, rows)))):
         kernels = units.kernels(rows[0][above], rows[-1][left], x2 is None and above == left)
         tiles.append(_tile(effects, units.effect_scales, kernels, means[0][above], means[-1][left]))
-    found = np.empty((len(rows[0]), len(rows[-1])))
+    gram = np.empty((len(rows[0]), len(rows[-1])))
     for (above, left), tile in zip(places, tiles, strict=True):  # computed together
-        found[above, left] = tile
+        gram[above, left] = tile
         if x2 is None:
-            found[left, above] = np.asarray(tile).T
-    found = found[: len(x1), : len(x1 if x2 is None else x2)] + float(network.readout_b_std) ** 2
+            gram[left, above] = np.asarray(tile).T
+    gram = gram[: len(x1), : len(x1 if x2 is None else x2)] + float(network.readout_b_std) ** 2
     if network.dense:
-        found += nngp_by_tiles(network.activation, _block_scales(network), x1, x2)[0]
-    return found
+        gram += nngp_by_tiles(network.activation, _block_scales(network), x1, x2)[0]
+    return gram
 
 
 Slopes = dict[str, np.ndarray]
@@ -174,11 +174,11 @@ class _Units:
         by_column = np.concatenate(by_scale, axis=1)[:, : x1.shape[1]]
         return dict(zip(self.own_scales, by_column, strict=True))
 
-    def _columns(self, *parts: np.ndarray) -> Iterator[list[np.ndarray]]:
-        """Yield scales of units and parts, (columns, ...), some columns at a time."""
-        whole = [whole_tiles(part, _COLUMNS) for part in (*self.own_scales.values(), *parts)]
-        for start in range(0, len(whole[0]), _COLUMNS):
-            yield [part[start : start + _COLUMNS] for part in whole]
+    def _columns(self, *arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
+        """Yield scales of units and arrays, (columns, ...), some columns at a time."""
+        filled = [whole_tiles(array, _COLUMNS) for array in (*self.own_scales.values(), *arrays)]
+        for start in range(0, len(filled[0]), _COLUMNS):
+            yield [array[start : start + _COLUMNS] for array in filled]
 
     def means(self, rows: np.ndarray) -> np.ndarray:
         """Return means over the law, less half of the mean over both, (n, d_in)."""

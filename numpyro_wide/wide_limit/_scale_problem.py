@@ -68,8 +68,8 @@ class ScaleProblem:
         dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, **options)
         medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
         # A mean over pixels lowers the variance.
-        some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0)).nngp(inputs[:20])
-        medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
+        gram = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0)).nngp(inputs[:20])
+        medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(gram))))
         depth = getattr(network, "depth", 0)
         return cls(network.activation, depth, bare, inputs, medians, dense.spreads)
 
@@ -83,12 +83,12 @@ class ScaleProblem:
 
     def split(self, vector: np.ndarray) -> dict[str, Any]:
         """Return the numbers of a vector by name."""
-        found, start = {}, 0
+        values, start = {}, 0
         for name, median in self.medians.items():
             size = median.size if name in self.by_entry else 1
-            found[name] = vector[start : start + size] if name in self.by_entry else vector[start]
+            values[name] = vector[start : start + size] if name in self.by_entry else vector[start]
             start += size
-        return found
+        return values
 
     def scales(self, logarithms: np.ndarray) -> dict[str, Any]:
         """Return scales and noise by name."""
@@ -109,9 +109,9 @@ class ScaleProblem:
 
     def covariance(self, logarithms: np.ndarray) -> np.ndarray:
         """Return the kernel with the noise, where that is fitted."""
-        found = self.gram(logarithms)
-        found.flat[:: len(found) + 1] += self.noise_variance(logarithms)
-        return found
+        gram = self.gram(logarithms)
+        gram.flat[:: len(gram) + 1] += self.noise_variance(logarithms)
+        return gram
 
     def noise_variance(self, logarithms: np.ndarray) -> float:
         """Return the variance of the noise, zero where none is fitted."""
@@ -122,9 +122,9 @@ class ScaleProblem:
         scales = self.scales(logarithms)
         scales.pop("noise_scale", None)
         by_scale = self.slopes_of(scales, slope)
-        found = {name: np.asarray(by_scale[name]) * value for name, value in scales.items()}
-        found["noise_scale"] = 2 * self.noise_variance(logarithms) * np.trace(slope)
-        return np.concatenate([np.ravel(found[n] if n in self.by_entry else np.sum(found[n])) for n in self.medians])
+        slopes = {name: np.asarray(by_scale[name]) * value for name, value in scales.items()}
+        slopes["noise_scale"] = 2 * self.noise_variance(logarithms) * np.trace(slope)
+        return np.concatenate([np.ravel(slopes[n] if n in self.by_entry else np.sum(slopes[n])) for n in self.medians])
 
     def prior(self, logarithms: np.ndarray) -> float:
         """Return minus the log prior density, but for a constant."""
@@ -155,7 +155,7 @@ class ScaleProblem:
         readout, size, filled = scales["readout_w_std"], len(self.inputs), whole_tiles(self.inputs)
         weights, nothing = np.zeros((len(filled), len(filled))), np.zeros(TILE)
         weights[:size, :size] = readout**2 * slope
-        parts = []
+        tiles = []
         for rows, columns, units in _tiles(scales, self.inputs):
             times = 1 if rows == columns else 2  # two tiles off the diagonal
             after: Any = (nothing, nothing, times * weights[rows, columns], np.zeros(()))
@@ -165,19 +165,19 @@ class ScaleProblem:
                 args = before, rows == columns, w_std, scales["b_std"], after
                 after, numbers = _tile_layer_slope(self.activation, *args)
                 by_layer.insert(0, numbers)
-            parts.append((rows, columns, after, by_layer))
-        by_scale = np.sum([np.asarray(by_layer) for *_, by_layer in parts], axis=0)  # (depth, 3)
+            tiles.append((rows, columns, after, by_layer))
+        by_scale = np.sum([np.asarray(by_layer) for *_, by_layer in tiles], axis=0)  # (depth, 3)
         by_w_std, by_b_std, total = by_scale.T
-        found = {"w_std": by_w_std, "b_std": np.sum(by_b_std), "readout_w_std": 2 * total[-1] / readout}
+        by_name = {"w_std": by_w_std, "b_std": np.sum(by_b_std), "readout_w_std": 2 * total[-1] / readout}
         if "input_scale" in scales:
             by_product = np.zeros_like(weights)
-            for rows, columns, (square1, square2, product, _), _ in parts:
+            for rows, columns, (square1, square2, product, _), _ in tiles:
                 by_product[rows, columns] += np.asarray(product)
                 by_product[rows, rows] += np.diag(square1)
                 by_product[columns, columns] += np.diag(square2)
             each = np.sum(filled * (by_product @ filled), axis=0)
-            found["input_scale"] = 2 * scales["input_scale"] * each / self.inputs.shape[1]
-        return found
+            by_name["input_scale"] = 2 * scales["input_scale"] * each / self.inputs.shape[1]
+        return by_name
 
 
 def network_kernel(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
@@ -197,14 +197,14 @@ def nngp_by_tiles(
         (rows, columns, list(_through(activation, scales, units, x2 is None and rows == columns))[-1])
         for rows, columns, units in _tiles(scales, x1, x2)
     ]
-    others = x1 if x2 is None else x2
-    found, largest = np.empty([len(x) + -len(x) % TILE for x in (x1, others)]), 0.0
+    x_columns = x1 if x2 is None else x2
+    gram, largest = np.empty([len(x) + -len(x) % TILE for x in (x1, x_columns)]), 0.0
     for rows, columns, (_, _, product, error) in tiles:  # computed together
-        found[rows, columns] = product
+        gram[rows, columns] = product
         if x2 is None:
-            found[columns, rows] = np.asarray(product).T
+            gram[columns, rows] = np.asarray(product).T
         largest = max(largest, float(error))
-    return scales["readout_w_std"] ** 2 * found[: len(x1), : len(others)], largest
+    return scales["readout_w_std"] ** 2 * gram[: len(x1), : len(x_columns)], largest
 
 
 def _tiles(
@@ -215,9 +215,9 @@ def _tiles(
     first = whole_tiles(x1) * input_scale
     last = first if x2 is None else whole_tiles(x2) * input_scale
     products = first @ last.T / first.shape[1]
-    squares, others = (np.mean(x**2, axis=1) for x in (first, last))
+    row_squares, column_squares = (np.mean(x**2, axis=1) for x in (first, last))
     for rows, columns in tile_slices(*products.shape[: 1 if x2 is None else 2]):
-        yield rows, columns, (squares[rows], others[columns], products[rows, columns], np.zeros(()))
+        yield rows, columns, (row_squares[rows], column_squares[columns], products[rows, columns], np.zeros(()))
 
 
 def tile_slices(num_rows: int, num_columns: int | None = None) -> Iterator[tuple[slice, slice]]:
@@ -246,9 +246,9 @@ def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_st
     """Return the units after a layer; compiled once for all depths and data."""
     square1, square2, product, error = map(jnp.asarray, units)
     same = is_on_diagonal & jnp.eye(TILE, dtype=bool)
-    before = LayerKernels(square1, square2, product, jnp.zeros_like(error), None, same, error)
-    found = before.dense(w_std, b_std).activate(activation)
-    return found.square1, found.square2, found.product, found.error
+    units_before = LayerKernels(square1, square2, product, jnp.zeros_like(error), None, same, error)
+    layer = units_before.dense(w_std, b_std).activate(activation)
+    return layer.square1, layer.square2, layer.product, layer.error
 
 
 @partial(jax.jit, static_argnums=0)
@@ -311,15 +311,15 @@ class Objective(ABC):
 
 def mode_of(objective: Objective, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> np.ndarray:
     """Return the logarithms at the mode, from starts on some rows."""
-    problem, some = objective.problem, objective[rows]
+    problem, subset = objective.problem, objective[rows]
     spreads, size = problem.spreads, len(problem.spreads)
     starts = [np.zeros(size), *(0.7 * spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
-    begun = min((_descend(some, start, _TRIED) for start in starts), key=lambda result: result.fun)
-    best = _descend(some, begun.x, 60)
+    begun = min((_descend(subset, start, _TRIED) for start in starts), key=lambda result: result.fun)
+    best = _descend(subset, begun.x, 60)
     _check_finite(problem, best.fun)
     logarithms = np.asarray(best.x)
     if len(rows) < len(problem.inputs):
-        values, vectors = _curvature(problem, hessian(some, logarithms)[1])
+        values, vectors = _curvature(problem, hessian(subset, logarithms)[1])
         # The curvature grows with the rows.
         share = len(rows) / len(problem.inputs)
         logarithms = _descend_scaled(objective, logarithms, vectors * np.sqrt(share / values))

@@ -15,7 +15,7 @@ from numpyro_wide.amortized._joined import JoinedGuides
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.calibration import from_guide, sbc_ranks, uniformity_p_value
 from numpyro_wide.nn import ResidualEncoder
-from tests.amortized.amortized_cases import ENTROPY, INTERCEPT, NOISE_SCALE, SCALE, SLOPE, normal_model
+from tests.amortized.cases import ENTROPY, INTERCEPT, NOISE_SCALE, SCALE, SLOPE, normal_model
 
 KEY = jax.random.key(0)
 SMALL = ResidualEncoder(width=16, depth=1)

@@ -13,7 +13,7 @@ from numpyro_wide import AmortizedForwardKL
 from numpyro_wide.amortized._training_data import epochs
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.nn import ResidualEncoder
-from tests.amortized.amortized_cases import ENTROPY, INTERCEPT, SCALE, SLOPE, linear_guide, normal_model
+from tests.amortized.cases import ENTROPY, INTERCEPT, SCALE, SLOPE, linear_guide, normal_model
 from tests.compilations import compilations
 
 KEY = jax.random.key(3)

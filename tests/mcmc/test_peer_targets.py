@@ -8,7 +8,7 @@ effective sample size that was reached. Left out of them:
 - a uniform scaled by a uniform, with 1000 rows: the posterior sits on the edge of its support, so that one of the two
   latents has no moments to compare with;
 - forward mode, several paths through one model, chains inside jit: of NumPyro's MCMC, not of a kernel. What MCMC asks
-  of a kernel is in `test_protocol.py`, the binomial of five million trials in `test_rounding.py`;
+  of a kernel is in `test_kernel.py`, the binomial of five million trials in `test_split_hmc.py`;
 - pCN on three thousand rows, and on what is far from N(0, I) in its scale (`FAR`): it needs a posterior near N(0, I).
 """
 

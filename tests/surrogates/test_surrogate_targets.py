@@ -16,7 +16,7 @@ from numpyro_wide import ReprioriseReadout, repriorise, surrogate_targets
 from numpyro_wide.readout._transform import ReadoutTransform
 from numpyro_wide.surrogates import class_contrasts
 from tests.marks import parametrize
-from tests.readout.test_posterior import disagreement
+from tests.readout.test_repriorise import disagreement
 
 LIKELIHOODS = {
     "categorical": (lambda f: dist.Categorical(logits=f), np.array([2, 0, 1, 1, 2]), {"num_classes": 3}),

@@ -45,7 +45,7 @@ def by_double_loop(terms, x1, x2):
     return found
 
 
-@pytest.mark.fault("wide_limit/_additive.py", "(-1) ** (k - 1) * found", "found")
+@pytest.mark.fault("wide_limit/_additive.py", "(-1) ** (k - 1) * polynomials", "polynomials")
 @pytest.mark.fault("wide_limit/_additive.py", "- 0.5 * mean(", "- 1.0 * mean(")
 @parametrize("which", [None, [(0,), (2,), (3, 1), (0, 2, 3)]], rest="slow")
 def test_kernels_are_sums_over_effects(x64, which):

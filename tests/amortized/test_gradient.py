@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from numpyro_wide import AmortizedForwardKL
-from tests.amortized.amortized_cases import NOISE_SCALE, PRIOR_LOC, PRIOR_SCALE, linear_guide, normal_model
+from tests.amortized.cases import NOISE_SCALE, PRIOR_LOC, PRIOR_SCALE, linear_guide, normal_model
 
 
 def expected_loss(unconstrained):

@@ -12,8 +12,6 @@ from numpyro_wide.linear_gaussian import ReadoutProblem
 from tests.conftest import enable_x64
 from tests.marks import parametrize
 
-pytestmark = pytest.mark.usefixtures("nans_allowed")
-
 SHAPES = [(50, 100), (50, 10), (120, 30), (90, 200)]
 VARIANTS = ("feature", "data", "data-cholesky")
 
@@ -52,6 +50,7 @@ def random_problem(kind, shape, num_outputs, rng):
     return features.astype("f"), targets.astype("f"), np.float32(noise_scale)
 
 
+@pytest.mark.usefixtures("nans_allowed")
 @pytest.mark.fault("linear_gaussian/_evidence.py", "2 * eps * (by_output + size + log_det_term)", "2 * eps * size")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_estimate_is_seldom_below_the_error_and_never_far(shape):
@@ -77,6 +76,7 @@ def test_the_estimate_is_seldom_below_the_error_and_never_far(shape):
     assert np.mean(errors[is_told] > 1e-3) > 0.8
 
 
+@pytest.mark.usefixtures("nans_allowed")
 @parametrize("variant", VARIANTS, rest="as_compiled")
 def test_every_variant_has_its_own(variant):
     rng = np.random.default_rng(3)
@@ -98,6 +98,7 @@ def large_targets():
         yield (300 / 10 * hidden).astype("f"), targets[:, None].astype("f"), np.float32(5)
 
 
+@pytest.mark.usefixtures("nans_allowed")
 @pytest.mark.fault(
     "linear_gaussian/_roots.py", "return mean + length * step, residual - length * moved", "return mean, residual"
 )
@@ -110,6 +111,7 @@ def test_targets_along_the_features_keep_their_digits():
         assert abs(float(value) - expected) < min(4 * np.spacing(np.float32(abs(expected))), estimate)
 
 
+@pytest.mark.usefixtures("nans_allowed")
 @pytest.mark.as_compiled
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", [(50, 100), (100, 50)])
@@ -133,6 +135,7 @@ def test_gradients_are_those_of_float64_where_targets_lie_along_the_features(var
     np.testing.assert_allclose(tangent, np.sum(gradient * direction), atol=0.06 * size)
 
 
+@pytest.mark.usefixtures("nans_allowed")
 @pytest.mark.as_compiled
 def test_noise_of_every_shape_and_double_precision():
     rng = np.random.default_rng(0)
@@ -143,3 +146,38 @@ def test_noise_of_every_shape_and_double_precision():
     with enable_x64(True):
         error = ReadoutProblem.of(jnp.asarray(features), jnp.asarray(targets), 0.1, prior_scale=3.0).evidence_error()
         assert error.dtype == jnp.float64 and 0 < error < 1e-11
+
+
+# Evidence and its gradient at sizes whose factors are computed by halves, against NumPy's dense formulas --------------
+NOISE_SCALE = 0.3
+
+
+def dense(features, targets):
+    """Log density and (α αᵀ − k K⁻¹) Ψ, from an LU inverse of K."""
+    gram = features @ features.T + NOISE_SCALE**2 * np.eye(len(features))
+    inverse = np.linalg.inv(gram)
+    alpha, num_outputs = inverse @ targets, targets.shape[1]
+    normaliser = np.linalg.slogdet(gram)[1] + len(features) * np.log(2 * np.pi)
+    return -0.5 * (np.sum(targets * alpha) + num_outputs * normaliser), (
+        alpha @ alpha.T - num_outputs * inverse
+    ) @ features
+
+
+# Even and odd rows, few and more columns, more features than rows and fewer.
+@pytest.mark.usefixtures("x64")
+@pytest.mark.fault("linear_gaussian/_linalg.py", "-lower_right @ (factor", "lower_right @ (factor")
+@pytest.mark.fault("linear_gaussian/_linalg.py", " + below.T @ below", "")
+@parametrize(
+    ("n", "d", "k"), [(150, 170, 1), (151, 170, 2), (151, 160, 5), (170, 151, 1), (301, 290, 3)], rest="as_compiled"
+)
+def test_evidence_and_gradient_by_halves(n, d, k):
+    rng = np.random.default_rng(n + d + k)
+    features, targets = rng.normal(size=(2, n, d)) / np.sqrt(d), rng.normal(size=(n, k))
+    found = jax.value_and_grad(lambda features: lg.log_evidence(features, jnp.asarray(targets), NOISE_SCALE))
+    batch = jax.jit(jax.vmap(found))(features)
+    for chain in range(2):
+        value, gradient = dense(features[chain], targets)
+        alone = jax.jit(found)(features[chain])
+        for got in (alone, (batch[0][chain], batch[1][chain])):
+            np.testing.assert_allclose(got[0], value, rtol=1e-9)
+            np.testing.assert_allclose(got[1], gradient, atol=1e-8 * np.abs(gradient).max())

@@ -10,7 +10,7 @@ from numpyro.handlers import scale
 from numpyro.primitives import mutable
 
 from numpyro_wide import AmortizedForwardKL
-from tests.amortized.amortized_cases import linear_guide, normal_model
+from tests.amortized.cases import linear_guide, normal_model
 
 KEY = jax.random.key(0)
 sample, normal = numpyro.sample, dist.Normal(0.0, 1.0)

@@ -16,7 +16,7 @@ import pytest
 from jax.example_libraries import optimizers
 
 from numpyro_wide import AmortizedForwardKL
-from tests.amortized.amortized_cases import (
+from tests.amortized.cases import (
     ENTROPY,
     INTERCEPT,
     NOISE_SCALE,
@@ -69,7 +69,7 @@ def test_a_state_on_disk_is_resumed_in_another_process(uninterrupted, tmp_path):
     first = trainer().run(KEY, 37, progress_bar=False, held_out=50, evaluate_every=40)
     path = tmp_path / "state.pickle"
     path.write_bytes(pickle.dumps(first.state))
-    code = "from tests.amortized.test_amortized_trainer import resume; import sys; resume(sys.argv[1])"
+    code = "from tests.amortized.test_trainer import resume; import sys; resume(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", code, str(path)]
     finished = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr

@@ -15,7 +15,7 @@ from numpyro.infer import Predictive
 from numpyro.primitives import mutable
 
 from numpyro_wide import AmortizedForwardKL
-from tests.amortized.amortized_cases import ENTROPY, normal_model
+from tests.amortized.cases import ENTROPY, normal_model
 from tests.marks import parametrize
 
 positive = dist.constraints.positive

@@ -12,7 +12,7 @@ from numpyro.contrib.module import flax_module
 
 from numpyro_wide import AmortizedForwardKL
 from numpyro_wide.amortized import importance_sample
-from tests.amortized.amortized_cases import INTERCEPT, SCALE, SLOPE, linear_guide, normal_model
+from tests.amortized.cases import INTERCEPT, SCALE, SLOPE, linear_guide, normal_model
 
 X = 2.5
 MEAN = SLOPE * X + INTERCEPT

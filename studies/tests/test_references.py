@@ -168,7 +168,7 @@ def test_scorer_needs_numpy_alone(tmp_path):
     (tmp_path / "known.json").write_text(json.dumps(exact.pop("card")))
     np.savez(tmp_path / "known.npz", **exact)
     np.savez(tmp_path / "mine.npz", function=exact["function"][::-1], noise=exact["noise"])
-    scorer = Path(__file__).parents[1] / "studies" / "score_references.py"
+    scorer = Path(__file__).parents[2] / "studies" / "score_references.py"
     options = ["--references", ".", "--member", "known", "--draws", "mine.npz", "--output", "."]
     subprocess.run([sys.executable, "-c", ALONE, scorer, *options], cwd=tmp_path, check=True)
     header, line = (tmp_path / "score_references.csv").read_text().split()
@@ -214,7 +214,7 @@ def test_stored_files_are_small():
     assert sum(sizes) < 20e6 and max(sizes, default=0) < 4e6
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "gallery" / "references.md"
+PAGE = Path(__file__).parents[2] / "docs" / "gallery" / "references.md"
 
 
 def table(heading):
