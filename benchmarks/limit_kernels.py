@@ -17,7 +17,7 @@ from benchmarks.timing import mean_seconds
 from numpyro_wide import wide_limit
 from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.nn import CNN
-from numpyro_wide.wide_limit._additive_problem import AdditiveProblem, structured_network
+from numpyro_wide.nn._additive_problem import AdditiveProblem, structured_network
 from numpyro_wide.wide_limit._fit import Evidence
 
 DEPTH, GOAL, SECONDS = 21, 3, 0.5

@@ -19,7 +19,6 @@ from numpyro_wide._checks import check_finite, check_key, kind_of, whole_number
 from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.readout._functions import site_function
 from numpyro_wide.readout._predictive import ReadoutPredictive
-from numpyro_wide.wide_limit._additive_problem import additive_by_tiles
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 if TYPE_CHECKING:
@@ -221,12 +220,13 @@ def _units(
     They are uncorrelated under the law; at points (n, d), (n, rank) and (rank,).
     """
     from numpyro_wide.nn._additive import law_nodes  # with flax, loaded late
+    from numpyro_wide.nn._additive_problem import AdditiveProblem
 
     nodes, weights = (np.asarray(array) for array in law_nodes(network.law, points.shape[1]))
     law = network.law if isinstance(network.law, str) else nodes[:, [column]]
     column_scales = {name: scales[name][column] for name in ("w_std", "b_std", "relevance")}
     network_of_column = network.clone(order=1, which=None, law=law, order_scale=1.0, readout_b_std=0.0, **column_scales)
-    kernel = additive_by_tiles(network_of_column, np.concatenate([points[:, [column]], nodes[:, [column]]]))
+    kernel = AdditiveProblem.nngp_of(network_of_column, np.concatenate([points[:, [column]], nodes[:, [column]]]))
     factor, pivots, rank, _ = lapack.dpstrf(kernel, lower=1, tol=_RANK_TOLERANCE * np.max(np.diagonal(kernel)))
     root = np.empty((len(kernel), rank))
     root[pivots - 1] = np.tril(factor)[:, :rank]

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_wide._activations import ACTIVATIONS
 from numpyro_wide._compile import over_chains, run_program
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._plan import RACE_DEPTHS, RACE_STEPS, RACE_UNITS, Plan
 from numpyro_wide.estimators._posteriors import LimitPosterior
 from numpyro_wide.linear_gaussian._problem import log_evidence, readout_map
 from numpyro_wide.machine import precision
-from numpyro_wide.nn._layers import ACTIVATIONS, scaled_features, unit_scale
+from numpyro_wide.nn._layers import scaled_features, unit_scale
 
 HEADING = "Race of architectures"
 RACED = ("tanh", "gelu", "relu", "erf")

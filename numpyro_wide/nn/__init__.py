@@ -3,6 +3,7 @@
 Networks end with the scaled features of the readout, which belongs to the NumPyro model.
 """
 
+from numpyro_wide.nn import _additive_problem, _kernels  # noqa: F401  (which tell wide_limit of these networks)
 from numpyro_wide.nn._additive import AdditiveNetwork
 from numpyro_wide.nn._layers import NTKConv, NTKDense
 from numpyro_wide.nn._models import NoiseNetwork, bnn

@@ -181,3 +181,9 @@ def law_nodes(law: Any, num_inputs: int) -> tuple[ArrayLike, ArrayLike]:
         )
     check_finite("law", law)
     return law, np.full(len(law), 1 / len(law))
+
+
+def effects_of(network: AdditiveNetwork, num_inputs: int) -> int | tuple[tuple[int, ...], ...]:
+    """Return the effects of a network."""
+    terms = tuple(network.terms(num_inputs))
+    return network.order if network.which is None else terms

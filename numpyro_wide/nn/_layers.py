@@ -1,6 +1,5 @@
 """Layers of wide networks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,25 +9,8 @@ import numpyro.distributions as dist
 from flax import linen
 from jax import Array
 
+from numpyro_wide._activations import LAYER_NORM_EPSILON, PADDINGS, Activation, activation_function
 from numpyro_wide._checks import check_finite, check_not_negative, check_one_of, is_known, whole_number
-
-Activation = str | Callable[[Array], Array]
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "erf": jax.lax.erf,
-    "gelu": lambda u: jax.nn.gelu(u, approximate=False),
-    "identity": lambda u: u,
-    "relu": jax.nn.relu,
-    "tanh": jnp.tanh,
-}
-
-
-def activation_function(activation: Activation) -> Callable[[Array], Array]:
-    """Return the activation of a name; a function is itself."""
-    if callable(activation):
-        return activation
-    check_one_of("activation", activation, ACTIVATIONS, also="or a function")
-    return ACTIVATIONS[activation]
 
 
 def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
@@ -68,11 +50,6 @@ def check_scale(name: str, value: Any, *, is_number: bool = False) -> None:
     if is_number and np.shape(value) != ():
         raise ValueError(f"{name} must be a number, but has shape {np.shape(value)}.")
     check_not_negative(name, value)
-
-
-PADDINGS = ("CIRCULAR", "SAME", "VALID")
-# Added to the variance, zero for black images without biases.
-LAYER_NORM_EPSILON = 1e-12
 
 
 standard_normal = linen.initializers.normal(1.0)

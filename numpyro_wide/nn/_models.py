@@ -15,6 +15,7 @@ from jax import Array
 from jax.scipy.special import log_ndtr, ndtr, ndtri
 from jax.typing import ArrayLike
 
+from numpyro_wide._activations import Activation
 from numpyro_wide._checks import (
     as_floats,
     check_finite,
@@ -30,7 +31,7 @@ from numpyro_wide._traces import unwrap, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._problem import broadcasts
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, check_rows, first_block
 from numpyro_wide.nn._additive import ADDITIVE_SCALES, AdditiveNetwork
-from numpyro_wide.nn._layers import Activation, check_scale
+from numpyro_wide.nn._layers import check_scale
 from numpyro_wide.nn._networks import CNN, FCN, SCALES, WideResNet
 from numpyro_wide.nn._random import by_row_blocks, is_module, random_network
 

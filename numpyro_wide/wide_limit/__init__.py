@@ -1,7 +1,7 @@
 """Infinite-width limits of networks, and finite-width kernels to hold against them."""
 
-from numpyro_wide._random_features import RandomFeatures as RandomFeatures
-from numpyro_wide._random_features import fit_random_features as fit_random_features
+from typing import TYPE_CHECKING, Any
+
 from numpyro_wide.wide_limit._empirical import empirical_ntk as empirical_ntk
 from numpyro_wide.wide_limit._empirical import linearize as linearize
 from numpyro_wide.wide_limit._fit import fit as fit
@@ -15,6 +15,10 @@ from numpyro_wide.wide_limit._layer_kernels import LayerKernels as LayerKernels
 from numpyro_wide.wide_limit._layer_kernels import register_kernel as register_kernel
 from numpyro_wide.wide_limit._limit import WideLimitFit as WideLimitFit
 
+if TYPE_CHECKING:
+    from numpyro_wide._random_features import RandomFeatures as RandomFeatures
+    from numpyro_wide._random_features import fit_random_features as fit_random_features
+
 __all__ = [
     "empirical_ntk",
     "fcn_kernel",
@@ -26,3 +30,15 @@ __all__ = [
     "linearize",
     "register_kernel",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("RandomFeatures", "fit_random_features"):  # of finite networks and predictions, which import this
+        from numpyro_wide import _random_features
+
+        return getattr(_random_features, name)
+    raise AttributeError(f"module 'numpyro_wide.wide_limit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "RandomFeatures", "fit_random_features"})

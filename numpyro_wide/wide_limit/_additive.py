@@ -3,63 +3,24 @@
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial, reduce
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_wide.wide_limit._duals import Activation
-from numpyro_wide.wide_limit._layer_kernels import Inputs, LayerKernels, fully_connected
-
-if TYPE_CHECKING:
-    from numpyro_wide.nn._additive import AdditiveNetwork
+from numpyro_wide._activations import Activation
+from numpyro_wide.wide_limit._layer_kernels import Inputs
 
 Scales = dict[str, Any]  # w_std, b_std and relevance by column, and order_scale by order
 Effects = int | tuple[tuple[int, ...], ...]  # all up to an order, or the columns of each, few first
 Kernel = tuple[Array, Array]  # with the share that a series leaves out
 
 
-def additive(network: "AdditiveNetwork", inputs: Inputs) -> LayerKernels:
-    """Return the kernels of an additive network's features."""
-    from numpyro_wide.nn._additive import dense_block, law_nodes, unit_scales  # with flax, loaded late
-
-    x1, x2 = (x.reshape(x.shape[0], -1) for x in (inputs.x1, inputs.x2))
-    num_inputs, dtype = x1.shape[1], x1.dtype
-    effects, scales = effects_of(network, num_inputs), unit_scales(network, num_inputs, dtype)
-    nodes, weights = (jnp.asarray(numbers, dtype) for numbers in law_nodes(network.law, num_inputs))
-
-    def kernel(share: Array) -> Kernel:
-        """Return the kernel with a share of each unit's tangent kernel."""
-        means = (_unit_means(network.activation, scales, x, nodes, weights, share) for x in (x1, x2))
-
-        def of_input(column: Any) -> Kernel:
-            return unit_kernel(network.activation, column, inputs.same, share)
-
-        return sum_of_effects(effects, scales, of_input, (scales["w_std"], scales["b_std"], x1.T, x2.T), *means)
-
-    # Of a product of units, the tangent kernel is the derivative along those of the units.
-    product, tangent, error = jax.jvp(kernel, (jnp.zeros((), dtype),), (jnp.ones((), dtype),), has_aux=True)
-    units = inputs.vectors()
-    if network.dense:
-        block = dense_block(network, parent=None)
-        units = fully_connected(inputs.vectors(block.input_scale), block.depth, block.activation, block.scales())
-        product, tangent, error = product + units.product, tangent + units.tangent, jnp.maximum(error, units.error)
-    product = product + jnp.asarray(network.readout_b_std, dtype) ** 2
-    return replace(units, product=product, tangent=tangent, error=error)
-
-
-def effects_of(network: "AdditiveNetwork", num_inputs: int) -> Effects:
-    """Return the effects of a network."""
-    terms = tuple(network.terms(num_inputs))
-    return network.order if network.which is None else terms
-
-
-def _unit_means(activation: Activation, scales: Scales, x: Array, nodes: Array, weights: Array, share: Array) -> Array:
+def unit_means(activation: Activation, scales: Scales, x: Array, nodes: Array, weights: Array, share: Array) -> Array:
     """Return means of the units' kernels over a law of the inputs, less half of the mean over both, (n, d_in)."""
 
     def of_input(column: Any) -> Array:

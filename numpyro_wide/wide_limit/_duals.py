@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from scipy.special import roots_hermitenorm
 
+from numpyro_wide._activations import Activation, activation_function
 from numpyro_wide._checks import is_known
 
 _EIGHTH = float(np.tan(np.pi / 8))
@@ -254,8 +255,6 @@ def _share(remainder: Array, total: Array) -> Array:
     return jnp.where(total > 0, jnp.abs(remainder) / jnp.where(total > 0, total, 1), 0)
 
 
-Activation = str | Callable[[Array], Array]
-
 _TOLERANCE = 1e-5
 
 
@@ -263,8 +262,6 @@ def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
     """Return the expectations of an activation."""
     if activation in DUALS:
         return ClosedForm(DUALS[activation])
-    from numpyro_wide.nn._layers import activation_function  # with flax, loaded late
-
     return HermiteSeries(activation_function(activation))
 
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_wide._activations import Activation
 from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, progress, whole_number
 from numpyro_wide.machine import double_precision, set_blas_threads
-from numpyro_wide.wide_limit._additive_problem import AdditiveProblem, structured_network
-from numpyro_wide.wide_limit._duals import Activation, activation_name
+from numpyro_wide.wide_limit._duals import activation_name
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._label_regression import RELEVANCE, fit_labels, folds_of
 from numpyro_wide.wide_limit._layer_kernels import check_inputs, check_targets
@@ -21,7 +21,7 @@ from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS
 from numpyro_wide.wide_limit._limit import WideLimitFit
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 from numpyro_wide.wide_limit._scale_draws import ScalePosterior, draw_scales
-from numpyro_wide.wide_limit._scale_problem import BOUND, Objective, ScaleProblem, laplace, mode_of
+from numpyro_wide.wide_limit._scale_problem import BOUND, Objective, ScaleProblem, laplace, mode_of, problem_type
 from numpyro_wide.wide_limit._variational import State, VariationalFit
 
 _TOLERANCE = 2e-3  # of means and weights at the largest bound
@@ -275,10 +275,12 @@ def fit(
             problems = _problems(structures, _several(activation), depth, order, by_column, options)
         else:
             pairs = itertools.product(_several(network), by_column)
-            problems = [_network_problem(module, by_input=bool(choice), **options) for module, choice in pairs]
+            problems = [
+                problem_type(module).of_network(module, by_input=bool(choice), **options) for module, choice in pairs
+            ]
         if not problems:
             raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
-        if is_of_classes and any(isinstance(problem, AdditiveProblem) for problem in problems):
+        if is_of_classes and not all(problem.takes_labels for problem in problems):
             raise ValueError("additive networks are fitted to numbers, not to labels; pass structure='dense'.")
         data: dict[str, Any] = {"inputs": inputs, "targets": targets}
         data |= {"likelihood": likelihood, "parameters": parameters}
@@ -338,17 +340,11 @@ def _problems(
             problems += [ScaleProblem.of(name, layers, by_input=bool(by_input), **options) for layers in depths]
             continue
         for layers, size in itertools.product(depths if structure == "both" else [0], orders):
+            from numpyro_wide.nn._additive_problem import structured_network  # with flax, loaded late
+
             network = structured_network(name, size, layers, options["inputs"])
-            problems.append(AdditiveProblem.of_network(network, by_input=bool(by_input), **options))
+            problems.append(problem_type(network).of_network(network, by_input=bool(by_input), **options))
     return problems
-
-
-def _network_problem(network: Any, **options: Any) -> ScaleProblem:
-    """Return the problem of a network."""
-    from numpyro_wide.nn._additive import AdditiveNetwork  # with flax, loaded late
-
-    problem_type = AdditiveProblem if isinstance(network, AdditiveNetwork) else ScaleProblem
-    return problem_type.of_network(network, **options)
 
 
 def _with_progress(problems: Sequence[ScaleProblem], progress_bar: bool) -> Iterator[ScaleProblem]:

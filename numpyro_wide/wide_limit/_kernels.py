@@ -11,6 +11,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import ArrayLike
 
+from numpyro_wide._activations import Activation
 from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import (
     as_floats,
@@ -23,7 +24,7 @@ from numpyro_wide._checks import (
     whole_number,
 )
 from numpyro_wide._compile import program_of
-from numpyro_wide.wide_limit._duals import Activation, activation_dual, warn_of_truncation
+from numpyro_wide.wide_limit._duals import activation_dual, warn_of_truncation
 from numpyro_wide.wide_limit._layer_kernels import (
     AllPairsNeededError,
     Inputs,

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_wide._activations import LAYER_NORM_EPSILON, PADDINGS, Activation
 from numpyro_wide._checks import (
     as_not_negative,
     check_input_scale,
@@ -18,9 +18,8 @@ from numpyro_wide._checks import (
     check_one_of,
     is_known,
     listing,
-    whole_number,
 )
-from numpyro_wide.wide_limit._duals import Activation, activation_dual, reduced_determinant
+from numpyro_wide.wide_limit._duals import activation_dual, reduced_determinant
 
 _SYMMETRY = 1e-4  # largest asymmetry over the largest entry, beyond rounding in single precision
 _FIELDS = ("square1", "square2", "product", "tangent")  # of a layer's kernels
@@ -152,8 +151,6 @@ class LayerKernels:
 
         ``w_std`` is that of all weights of a filter together; the padding is "CIRCULAR", "SAME" or "VALID".
         """
-        from numpyro_wide.nn._layers import PADDINGS  # with flax, loaded late
-
         if not self.num_pixels:
             raise ValueError("a convolution needs images.")
         check_one_of("padding", padding, PADDINGS)
@@ -186,8 +183,6 @@ class LayerKernels:
 
     def normalise(self) -> "LayerKernels":
         """Return the kernels after layer normalisation over channels."""
-        from numpyro_wide.nn._layers import LAYER_NORM_EPSILON  # with flax, loaded late
-
         units = self.settled()
         scale1, scale2 = (1 / jnp.sqrt(square + LAYER_NORM_EPSILON) for square in (units.square1, units.square2))
         scale = self._along_rows(scale1) * self._along_columns(scale2)
@@ -313,14 +308,11 @@ class Inputs:
         return LayerKernels(square1, square2, product, jnp.zeros_like(product), None, self.same, error)
 
 
-if TYPE_CHECKING:
-    from numpyro_wide.nn._networks import CNN, FCN, WideResNet
-
 Rule = Callable[[Any, Inputs], LayerKernels]
 
 _MAX_UNROLLED = 3  # layers, for speed
 
-_RULES: dict[type, Rule] = {}
+_RULES: dict[type, Rule] = {}  # those of numpyro_wide.nn come with it
 
 
 def register_kernel(module_type: type, rule: Rule) -> None:
@@ -355,15 +347,10 @@ def register_kernel(module_type: type, rule: Rule) -> None:
 
 def rule_of(network: Any) -> Rule:
     """Return the rule of a network; refuse one that has none."""
-    from numpyro_wide.nn._additive import AdditiveNetwork  # with flax, loaded late
-    from numpyro_wide.nn._networks import CNN, FCN, WideResNet
-    from numpyro_wide.wide_limit._additive import additive
-
-    rules: dict[type, Rule] = {FCN: _fcn, CNN: _cnn, WideResNet: _wide_resnet, AdditiveNetwork: additive, **_RULES}
     for module_type in type(network).__mro__:
-        if module_type in rules:
-            return rules[module_type]
-    names = listing(module_type.__name__ for module_type in rules)
+        if module_type in _RULES:
+            return _RULES[module_type]
+    names = listing(module_type.__name__ for module_type in _RULES)
     if isinstance(network, type):
         raise TypeError(f"network must be a module, not the class {network.__name__} itself; make one of it.")
     raise TypeError(
@@ -383,64 +370,11 @@ def fully_connected(
         sums = units.dense(*scales)
         return (sums.normalise() if layer_norm else sums).activate(activation)
 
-    hidden = _through_layers(layer, units, by_layer, depth)
+    hidden = through_layers(layer, units, by_layer, depth)
     return hidden.features("flatten", scales["readout_w_std"], scales["readout_b_std"])
 
 
-def _fcn(network: "FCN", inputs: Inputs) -> LayerKernels:
-    whole_number("depth", network.depth, 0)
-    whole_number("width", network.width)
-    scales = network.scales()
-    units = inputs.vectors(scales["input_scale"])
-    return fully_connected(units, network.depth, network.activation, scales, network.layer_norm)
-
-
-def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
-    from numpyro_wide.nn._networks import checked_scales
-
-    first_w_std, w_std, readout_w_std = checked_scales(network, inputs.x1)
-
-    def layer(units: LayerKernels, w_std: Any) -> LayerKernels:
-        sums = units.convolution(w_std, network.b_std, padding=network.padding)
-        return (sums.normalise() if network.layer_norm else sums).activate(network.activation)
-
-    hidden = layer(inputs.images(), first_w_std)
-    if network.padding == "VALID":  # layers have different shapes
-        for _ in range(network.depth - 1):
-            hidden = layer(hidden, w_std)
-    else:
-        scales = jnp.full(network.depth - 1, jnp.asarray(w_std, hidden.error.dtype))
-        hidden = _through_layers(layer, hidden, scales, network.depth - 1)
-    return hidden.features(network.pooling, readout_w_std, network.readout_b_std)
-
-
-def _wide_resnet(network: "WideResNet", inputs: Inputs) -> LayerKernels:
-    from numpyro_wide.nn._networks import checked_scales
-
-    first_w_std, w_std, readout_w_std = checked_scales(network, inputs.x1)
-
-    def convolution(units: LayerKernels, size: int, stride: int) -> LayerKernels:
-        options = {"kernel_size": (size, size), "strides": (stride, stride)}
-        return units.convolution(w_std, network.b_std, padding=network.padding, **options)
-
-    def block(units: LayerKernels, k: Any, *, stride: int, is_reshaped: bool) -> LayerKernels:
-        active = units.activate(network.activation)
-        residual = convolution(convolution(active, 3, stride).activate(network.activation), 3, 1)
-        skip = convolution(active, 1, stride) if is_reshaped else units
-        return skip.plus(residual, ((k - 1 + network.c) / (k + network.c)) ** 0.5, (1 / (k + network.c)) ** 0.5)
-
-    hidden = inputs.images().convolution(first_w_std, network.b_std, padding=network.padding)
-    for group in range(3):
-        k = group * network.num_blocks + 1
-        hidden = block(hidden, k, stride=2 if group else 1, is_reshaped=group > 0)
-        later = jnp.arange(k + 1, k + network.num_blocks).astype(hidden.error.dtype)
-        same_shape = partial(block, stride=1, is_reshaped=False)
-        hidden = _through_layers(same_shape, hidden.settled(), later, network.num_blocks - 1)
-    hidden = hidden.activate(network.activation)
-    return hidden.features(network.pooling, readout_w_std, network.readout_b_std)
-
-
-def _through_layers(
+def through_layers(
     layer: Callable[[LayerKernels, Any], LayerKernels], units: LayerKernels, scales: Any, num_layers: int
 ) -> LayerKernels:
     """Carry the kernels through layers of one shape, with scales along leading axes."""

@@ -11,16 +11,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide import _mixture
+from numpyro_wide._activations import Activation
 from numpyro_wide._checks import check_finite, listing
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.machine import double_precision, set_blas_threads
-from numpyro_wide.wide_limit._additive_problem import additive_by_tiles
-from numpyro_wide.wide_limit._duals import Activation, activation_name, warn_of_truncation
+from numpyro_wide.wide_limit._duals import activation_name, warn_of_truncation
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._label_regression import Calibration, codes_of
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 from numpyro_wide.wide_limit._scale_draws import ScaleDraws
-from numpyro_wide.wide_limit._scale_problem import ScaleProblem, network_kernel, nngp_by_tiles
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem, nngp_by_tiles, problem_type
 
 _BLOCK = 512  # rows predicted at a time
 _MOST_KEPT = 2**27  # numbers of the Cholesky factors of all draws that are kept between predictions, 1 GB
@@ -246,7 +246,4 @@ class WideLimitFit:
                 gram, error = nngp_by_tiles(self.activation, self.scales, x1, x2)
                 warn_of_truncation(error)
                 return gram
-            from numpyro_wide.nn._additive import AdditiveNetwork  # loaded with the network
-
-            by_network = additive_by_tiles if isinstance(self.network, AdditiveNetwork) else network_kernel
-            return by_network(self.network, x1, x2)
+            return problem_type(self.network).nngp_of(self.network, x1, x2)

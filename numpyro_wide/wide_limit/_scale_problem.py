@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_wide.wide_limit._duals import Activation, activation_dual, activation_name
+from numpyro_wide._activations import Activation
+from numpyro_wide.wide_limit._duals import activation_dual, activation_name
 from numpyro_wide.wide_limit._kernels import kernel
 from numpyro_wide.wide_limit._layer_kernels import LayerKernels
 
@@ -33,6 +34,12 @@ class ScaleProblem:
     medians: dict[str, np.ndarray]  # of the scales a priori; of w_std by layer
     spreads: np.ndarray  # of the logarithms, one by one
     by_entry: tuple[str, ...] = ("input_scale",)  # scales with a logarithm of each number; others have one for all
+    takes_labels: ClassVar[bool] = True
+
+    @staticmethod
+    def nngp_of(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
+        """Return a network's NNGP kernel, (n1, n2)."""
+        return np.array(kernel(network, block_size=_ROW_BLOCK if x1.ndim == 2 else _IMAGE_BLOCK).nngp(x1, x2))
 
     @classmethod
     def of(
@@ -104,7 +111,7 @@ class ScaleProblem:
         """Return the limit's kernel of the inputs, (n, n), at other scales than the noise."""
         if self.network is not None:
             bare = self.network.clone(**{name: jnp.asarray(value) for name, value in scales.items()})
-            return network_kernel(bare, self.inputs)
+            return self.nngp_of(bare, self.inputs)
         return nngp_by_tiles(self.activation, scales, self.inputs)[0]
 
     def covariance(self, logarithms: np.ndarray) -> np.ndarray:
@@ -180,9 +187,12 @@ class ScaleProblem:
         return by_name
 
 
-def network_kernel(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
-    """Return a network's NNGP kernel, (n1, n2)."""
-    return np.array(kernel(network, block_size=_ROW_BLOCK if x1.ndim == 2 else _IMAGE_BLOCK).nngp(x1, x2))
+PROBLEM_TYPES: dict[type, type[ScaleProblem]] = {}  # of networks that have one of their own
+
+
+def problem_type(network: Any) -> type[ScaleProblem]:
+    """Return the problem of a network, or of a class that it is of."""
+    return next((PROBLEM_TYPES[base] for base in type(network).__mro__ if base in PROBLEM_TYPES), ScaleProblem)
 
 
 # Mean squares of rows and columns, covariances, and the share that a series leaves out.

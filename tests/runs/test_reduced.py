@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS, Predictive
 
-from numpyro_wide import ReadoutPredictive, collapse_readout, mcmc, repriorise, runs
+from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
 from numpyro_wide.diagnostics import (
     function_ess,
     project,
@@ -173,11 +173,3 @@ def test_a_readout_function_refuses_arguments_without_the_observations():
         readout_function(COLLAPSED, (x,), X_TEST)({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
     with pytest.raises(ValueError, match="the observed site 'y' is not observed with these model_args"):
         readout_function(COLLAPSED, (), X_TEST, model_kwargs={"x": x})({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
-
-
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("name", runs.__all__)
-def test_names_are_those_of_the_samplers_too(name):
-    assert getattr(mcmc, name) is getattr(runs, name) and name in dir(mcmc)
-    with pytest.raises(AttributeError, match="has no attribute 'reduce'"):
-        mcmc.reduce  # noqa: B018

@@ -11,7 +11,7 @@ import pytest
 from numpyro_wide import wide_limit
 from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import AdditiveNetwork
-from numpyro_wide.wide_limit._additive_problem import AdditiveProblem, structured_network
+from numpyro_wide.nn._additive_problem import AdditiveProblem, structured_network
 from numpyro_wide.wide_limit._fit import Evidence
 from tests.marks import parametrize
 
@@ -94,9 +94,9 @@ def test_finite_networks_have_both_kernels_on_average():
     )
 
 
-@pytest.mark.fault("wide_limit/_additive_problem.py", "1 if above == left else 2", "1")
-@pytest.mark.fault("wide_limit/_additive_problem.py", "by_means[left] += of_columns", "pass")
-@pytest.mark.fault("wide_limit/_additive_problem.py", "among -= 0.5 *", "among -= 0.0 *")
+@pytest.mark.fault("nn/_additive_problem.py", "1 if above == left else 2", "1")
+@pytest.mark.fault("nn/_additive_problem.py", "by_means[left] += of_columns", "pass")
+@pytest.mark.fault("nn/_additive_problem.py", "among -= 0.5 *", "among -= 0.0 *")
 @parametrize("depth, by_input, which", [(0, True, None), (2, False, [(0,), (1, 2)])], rest="slow")
 def test_slopes_of_the_evidence(depth, by_input, which):
     """Against differences, over several tiles; the kernel is that of the network that a fit gives."""

@@ -307,7 +307,7 @@ def branches_rule(_, inputs):
 
 @pytest.fixture
 def own_rules(monkeypatch):
-    monkeypatch.setattr(_rules, "_RULES", {})
+    monkeypatch.setattr(_rules, "_RULES", dict(_rules._RULES))
 
 
 @pytest.mark.as_compiled

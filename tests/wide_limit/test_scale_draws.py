@@ -8,9 +8,9 @@ from numpyro_wide import wide_limit
 from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import FCN, AdditiveNetwork
 from numpyro_wide.wide_limit import _scale_draws
-from numpyro_wide.wide_limit._fit import Evidence, _network_problem
+from numpyro_wide.wide_limit._fit import Evidence
 from numpyro_wide.wide_limit._scale_draws import ScalePosterior, draw_scales
-from numpyro_wide.wide_limit._scale_problem import ScaleProblem, hessian
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem, hessian, problem_type
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(9, 1))
@@ -87,7 +87,11 @@ def test_the_mixture_is_that_of_the_quadrature(bound, quadrature, monkeypatch):
 def posterior(network=None):
     options = {"inputs": X, "size": SIZE, "by_input": False, "has_noise": True}
     with double_precision():
-        problem = ScaleProblem.of("erf", 1, **options) if network is None else _network_problem(network, **options)
+        problem = (
+            ScaleProblem.of("erf", 1, **options)
+            if network is None
+            else problem_type(network).of_network(network, **options)
+        )
         mode = np.zeros(len(problem.spreads))
         return ScalePosterior(problem, Y, mode, hessian(Evidence(problem, Y), mode)[1])
 

@@ -3,18 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_wide._activations import Activation
 from numpyro_wide._checks import listing
-from numpyro_wide.wide_limit._additive import Effects, Scales, effects_of, sum_of_effects, unit_kernel
-from numpyro_wide.wide_limit._duals import Activation
+from numpyro_wide.nn._additive import AdditiveNetwork, dense_block, effects_of, law_nodes, unit_scales
+from numpyro_wide.wide_limit._additive import Effects, Scales, sum_of_effects, unit_kernel
 from numpyro_wide.wide_limit._scale_problem import (
     NOISE,
+    PROBLEM_TYPES,
     SPREADS,
     TILE,
     ScaleProblem,
@@ -38,8 +40,6 @@ _OF_BLOCK = {
 
 def structured_network(activation: Activation, order: int, depth: int, inputs: np.ndarray) -> Any:
     """Return an additive network with the law of some inputs, and a dense block of this depth if that is not 0."""
-    from numpyro_wide.nn._additive import AdditiveNetwork  # with flax, loaded late
-
     law = np.quantile(inputs, (np.arange(_NUM_NODES) + 0.5) / _NUM_NODES, axis=0)
     return AdditiveNetwork(order, _WIDTH, activation, law=law, dense=8 * _WIDTH if depth else 0, depth=max(depth, 1))
 
@@ -49,6 +49,26 @@ class AdditiveProblem(ScaleProblem):
     """An additive network, its data, and the priors of its scales' logarithms."""
 
     block: ScaleProblem | None = None  # the dense block
+    takes_labels: ClassVar[bool] = False
+
+    @staticmethod
+    def nngp_of(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
+        """Return an additive network's NNGP kernel, (n1, n2); all data have the same small programs."""
+        effects, units = effects_of(network, x1.shape[1]), _Units(network, x1.shape[1])
+        rows = [whole_tiles(x) for x in ([x1] if x2 is None else [x1, x2])]
+        means, tiles = [units.means(x) for x in rows], []
+        for above, left in (places := list(tile_slices(*map(len, rows)))):
+            kernels = units.kernels(rows[0][above], rows[-1][left], x2 is None and above == left)
+            tiles.append(_tile(effects, units.effect_scales, kernels, means[0][above], means[-1][left]))
+        gram = np.empty((len(rows[0]), len(rows[-1])))
+        for (above, left), tile in zip(places, tiles, strict=True):  # computed together
+            gram[above, left] = tile
+            if x2 is None:
+                gram[left, above] = np.asarray(tile).T
+        gram = gram[: len(x1), : len(x1 if x2 is None else x2)] + float(network.readout_b_std) ** 2
+        if network.dense:
+            gram += nngp_by_tiles(network.activation, _block_scales(network), x1, x2)[0]
+        return gram
 
     @classmethod
     def of_network(cls, network: Any, inputs: np.ndarray, size: float, **options: Any) -> "AdditiveProblem":
@@ -59,7 +79,7 @@ class AdditiveProblem(ScaleProblem):
             raise ValueError(f"columns {constant} of x are constant, and have no effect; leave them out.")
         bare = network.clone(b_std=1.0, relevance=1.0, order_scale=1.0, readout_b_std=0.0, dense=0)
         main = bare.clone(which=None, w_std=1 / deviations, order_scale=np.eye(network.order)[0])  # one input each
-        variance = np.mean(np.diagonal(additive_by_tiles(main, inputs[:TILE])))
+        variance = np.mean(np.diagonal(cls.nngp_of(main, inputs[:TILE])))
         medians = {
             "w_std": 1 / deviations,
             "b_std": np.ones(len(deviations)),
@@ -102,7 +122,7 @@ class AdditiveProblem(ScaleProblem):
         return "relevance" in self.by_entry
 
     def kernel_of(self, scales: dict[str, Any]) -> np.ndarray:
-        return additive_by_tiles(self.network.clone(**scales), self.inputs)
+        return self.nngp_of(self.network.clone(**scales), self.inputs)
 
     def slopes_of(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
         network, rows = self.network.clone(**scales), whole_tiles(self.inputs)
@@ -128,24 +148,7 @@ class AdditiveProblem(ScaleProblem):
         return by_name
 
 
-def additive_by_tiles(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
-    """Return an additive network's NNGP kernel, (n1, n2); all data have the same small programs."""
-    effects, units = effects_of(network, x1.shape[1]), _Units(network, x1.shape[1])
-    rows = [whole_tiles(x) for x in ([x1] if x2 is None else [x1, x2])]
-    means, tiles = [units.means(x) for x in rows], []
-    for above, left in (places := list(tile_slices(*map(len, rows)))):
-        kernels = units.kernels(rows[0][above], rows[-1][left], x2 is None and above == left)
-        tiles.append(_tile(effects, units.effect_scales, kernels, means[0][above], means[-1][left]))
-    gram = np.empty((len(rows[0]), len(rows[-1])))
-    for (above, left), tile in zip(places, tiles, strict=True):  # computed together
-        gram[above, left] = tile
-        if x2 is None:
-            gram[left, above] = np.asarray(tile).T
-    gram = gram[: len(x1), : len(x1 if x2 is None else x2)] + float(network.readout_b_std) ** 2
-    if network.dense:
-        gram += nngp_by_tiles(network.activation, _block_scales(network), x1, x2)[0]
-    return gram
-
+PROBLEM_TYPES[AdditiveNetwork] = AdditiveProblem
 
 Slopes = dict[str, np.ndarray]
 _COLUMNS = 4  # of units at a time
@@ -155,8 +158,6 @@ class _Units:
     """Units of single inputs, and the means of their kernels over a law, by tiles: one program for all columns."""
 
     def __init__(self, network: Any, num_inputs: int):
-        from numpyro_wide.nn._additive import law_nodes, unit_scales  # with flax, loaded late
-
         scales = {name: np.asarray(value) for name, value in unit_scales(network, num_inputs, float).items()}
         self.activation = network.activation
         self.own_scales = {name: scales.pop(name) for name in ("w_std", "b_std")}
@@ -209,8 +210,6 @@ class _Units:
 
 def _block_scales(network: Any) -> dict[str, Any]:
     """Return the scales of the dense block, by their names in an FCN."""
-    from numpyro_wide.nn._additive import dense_block  # with flax, loaded late
-
     return {name: value for name, value in dense_block(network, parent=None).scales().items() if value is not None}
 
 
