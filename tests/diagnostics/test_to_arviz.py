@@ -57,7 +57,7 @@ def sampled(name):
     return mcmc
 
 
-@pytest.fixture(scope="module", params=["repriorised", pytest.param("collapsed", marks=pytest.mark.as_compiled)])
+@pytest.fixture(scope="module", params=["repriorised", pytest.param("collapsed", marks=pytest.mark.slow)])
 def run(request):
     _, model, fields = KERNELS[request.param]
     mcmc = sampled(request.param)

@@ -145,7 +145,7 @@ def test_noise_by_row_is_constant_at_first(monkeypatch):
 
 
 @pytest.mark.fault("estimators/_chains.py", "if is_settled or", "if lines or")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     seen = []
 
@@ -307,7 +307,7 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
         finite_draws((np.full((40, 5, 1), np.nan),), 4)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 @parametrize("noise", ["constant", "by_row"], rest="slow")
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
     monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True, 1.0))

@@ -108,7 +108,8 @@ class WithMass(MicrocanonicalLangevin):
 
 @pytest.mark.fault("mcmc/langevin.py", "energy_error += half_square_difference(end_momentum, momentum)", "pass")
 @pytest.mark.fault("mcmc/langevin.py", "r_rejected=backwards", "r_rejected=momentum")
-@parametrize("name", [*ADJUSTED, "mass"], rest="as_compiled")
+@pytest.mark.as_compiled
+@pytest.mark.parametrize("name", [*ADJUSTED, "mass"])
 def test_adjusted_kernels_keep_the_joint_law(name, expected):
     if name == "mass":
         kernel = WithMass(regression, adapt_step_size=False, **SETTINGS["microcanonical"])

@@ -19,9 +19,8 @@ from sklearn.preprocessing import StandardScaler
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit_draws
 from tests.compilations import compilations
+from tests.marks import parametrize
 from tests.models import network, small_data
-
-pytestmark = pytest.mark.as_compiled
 
 SITES = {"readout": "w", "features": "features"}
 X, Y = small_data(12)
@@ -143,7 +142,7 @@ THINGS = {
 
 
 @pytest.mark.fault("_compile.py", "return _ByIdentity(value)\n    return", "return type(value)\n    return")
-@pytest.mark.parametrize("kind", THINGS)
+@parametrize("kind", THINGS, rest="slow")
 def test_things_among_the_arguments_are_known_by_themselves(kind):
     """Against regression on one feature in closed form: inputs times the number that a thing holds."""
     make, read = THINGS[kind]
@@ -264,6 +263,7 @@ def test_a_predictive_survives_pickling():
     np.testing.assert_array_equal(again(jax.random.key(0), X[:3, :1])["mean"], before)
 
 
+@pytest.mark.slow
 def test_first_predictions_from_several_threads():
     """NumPyro's stack of handlers is one for all threads."""
     key, found = jax.random.key(0), {}

@@ -114,7 +114,6 @@ def test_other_rows_than_the_fitted_ones_are_refused():
         log_density(model, (X[:9], observed[:9]), {}, {"hidden": jnp.ones((2, 2)), "scale": 1.0, "w_base": jnp.ones(2)})
 
 
-@pytest.mark.as_compiled
 def test_it_takes_what_surrogate_targets_gives():
     observed = CASES["poisson"][1]
     values = {"hidden": jnp.ones((2, 2)), "scale": jnp.ones(()), "w_base": jnp.ones(2)}
@@ -169,7 +168,7 @@ def energies():
     return [np.asarray(at_draws(tuple(each), keys)) for each in (quick, fitted, flipped)]
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_energies_at_the_limit_differ_less_if_it_is_fitted(energies):
     quick, fitted, _ = energies
     # The difference of the means is that of the divergences KL(N(0, I) ‖ posterior).
@@ -177,7 +176,6 @@ def test_energies_at_the_limit_differ_less_if_it_is_fitted(energies):
     assert fitted.std() < 0.75 * quick.std()
 
 
-@pytest.mark.as_compiled
 def test_a_flipped_site_is_seen(energies):
     """It leaves the posterior as it is, as any site does: what it costs is distance from N(0, I)."""
     _, fitted, flipped = energies
@@ -185,7 +183,7 @@ def test_a_flipped_site_is_seen(energies):
     assert np.mean(flipped - fitted) > 5 * np.std(flipped - fitted) / len(fitted) ** 0.5
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_counts_in_the_hundred_thousands_have_finite_gradients():
     rng = np.random.default_rng(0)
     counts = rng.poisson(np.exp(10 + CURVE))
@@ -227,7 +225,7 @@ def statistics(model, name, key):
     return predictions.reshape(*predictions.shape[:2], -1), int(mcmc.get_extra_fields()["diverging"].sum())
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 @parametrize("name", CASES, rest="slow")
 def test_plain_and_fitted_chains_agree(name):
     means, errors = [], []
