@@ -198,7 +198,6 @@ def test_training_starts_from_the_moments_of_the_prior():
     assert draws["angle"].min() > -1 and draws["angle"].max() < 2
 
 
-@pytest.mark.slow
 def test_conjugate_posterior(trained):
     guide, params = trained
     for x in np.array([[0.3, -2.0, 1.0], [1.4, 0.3, -0.2]]):

@@ -16,8 +16,7 @@ from scipy.signal import lfilter
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, surrogate_targets
 from numpyro_wide.diagnostics import summary, to_arviz
 from numpyro_wide.linear_gaussian import ReadoutProblem
-from numpyro_wide.mcmc import PreconditionedCrankNicolson, SplitHMC, UnderdampedLangevin
-from numpyro_wide.runs import run_in_pieces
+from numpyro_wide.mcmc import PreconditionedCrankNicolson, UnderdampedLangevin
 from tests.conftest import enable_x64
 from tests.marks import parametrize
 from tests.models import small_data
@@ -192,17 +191,6 @@ def test_one_chain_is_split_into_its_halves():
     np.testing.assert_allclose(found.sites["sigma"].rhat, rhat[0], rtol=1e-6)
     np.testing.assert_allclose(found.sites["sigma"].ess, ess[0], rtol=0.2)
     assert found.step_size.shape == (1,) and str(found).startswith("1 chain of 30 draws")
-
-
-@pytest.mark.slow
-def test_a_run_in_pieces_gives_the_same(tmp_path):
-    mcmc = MCMC(SplitHMC(COLLAPSED), **OPTIONS)
-    drawn = run_in_pieces(mcmc, tmp_path, KEY, X, Y, num_samples=60, extra_fields=("num_grad",), progress_bar=False)
-    found = summary(drawn, COLLAPSED, X, Y)
-    values = np.asarray(drawn.get_samples(group_by_chain=True)["sigma"], float)
-    rhat, _ = of_arviz(values[..., None])
-    np.testing.assert_allclose(found.sites["sigma"].rhat, rhat[0], rtol=1e-6)
-    assert found.num_gradients == int(np.sum(drawn.get_extra_fields()["num_grad"])) and found.function is not None
 
 
 def stub(draws, model=COLLAPSED, **fields):

@@ -153,7 +153,6 @@ def test_the_bound_takes_one_scale_at_a_time():
             mean_field_bound(X, Y, X, 100, **{name: np.ones(10)})
 
 
-@pytest.mark.slow
 def test_a_guide_on_its_prior_obeys_the_bound_and_is_warned_about():
     width = 1000
     model = erf_network(width)

@@ -129,7 +129,6 @@ def test_nothing_is_rounded_off_where_priors_are_standard_normal():
     np.testing.assert_allclose(found.weight, log_weight, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_conditioned_sites_are_no_longer_integrated():
     fixed = collapse_readout(condition(network, {"sigma": 0.3}), **READOUT, observed="y")
     z, log_weight = jax.jit(lambda: draw(partial(fixed, X, Y), KEY))()

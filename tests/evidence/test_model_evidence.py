@@ -50,33 +50,6 @@ SMALL = {"num_chains": 4, "num_warmup": 100, "num_samples": 400}
 WIDTH = 1
 
 
-@pytest.mark.slow
-def test_a_model_is_looked_at_anew_at_each_call_and_compiled_once(monkeypatch):
-    """A loop over what is a global of the model: sums of weights, whose evidence is known."""
-    x, y = np.linspace(-1, 1, 6, dtype="f"), np.linspace(-2, 3, 6, dtype="f")
-
-    def model(x, y=None):
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([WIDTH]).to_event(1))
-        numpyro.sample("y", dist.Normal(x * w.sum(), 1.0).to_event(1), obs=y)
-
-    def found():
-        return model_evidence(KEY, model, x, y, method="bridge", **SMALL)
-
-    def truth(width):
-        return stats.multivariate_normal.logpdf(y, np.zeros(6), width * np.outer(x, x) + np.eye(6))
-
-    first = []
-    for width in (1, 30):
-        monkeypatch.setitem(globals(), "WIDTH", width)
-        first.append(found())
-        assert abs(first[-1].log_evidence - truth(width)) < 4 * first[-1].standard_error < 0.3
-    with compilations() as again:
-        for width, before in zip((1, 30), first, strict=True):
-            monkeypatch.setitem(globals(), "WIDTH", width)
-            assert found().log_evidence == before.log_evidence
-    assert not again
-
-
 @pytest.mark.fault("_compile.py", "sha256(lowered.as_text().encode()).digest()", "0")
 @pytest.mark.slow
 def test_programs_are_those_of_a_model_with_the_same_density_and_gradient():

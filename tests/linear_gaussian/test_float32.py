@@ -177,7 +177,6 @@ def test_noise_that_is_lost_in_rounding_gives_nan_and_no_wrong_number(variant, n
             assert np.isnan(part).all() == is_lost
 
 
-@pytest.mark.slow
 def test_half_precision_lists_and_tables_are_taken_as_single_precision():
     features, targets = np.random.default_rng(0).normal(size=(5, 3)), np.arange(5)
     expected = lg.log_evidence(features.astype(np.float16).astype("f"), targets.astype("f"), 0.5)

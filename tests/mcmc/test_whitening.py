@@ -54,7 +54,6 @@ def test_a_window_learns_scales_that_differ_and_none_that_differ_by_chance():
     "jnp.sqrt(self.length * per_autocorrelation * draw_length * time)",
     "per_autocorrelation * draw_length * time",
 )
-@pytest.mark.slow
 def test_a_window_learns_the_momentum_length_once_the_scales_are_known():
     size, rho, draw_length = 64, 0.8, 0.7
     draws = autoregressive(rho, 1500, size)

@@ -182,7 +182,6 @@ def test_extra_keywords_and_noise_by_argument():
     np.testing.assert_allclose(sites["w"]["value"], expected, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_deterministic_sites_that_move_with_the_readout_are_not_recorded():
     def model(y=None):
         features = numpyro.deterministic("features", jnp.eye(3))
@@ -194,7 +193,6 @@ def test_deterministic_sites_that_move_with_the_readout_are_not_recorded():
     assert set(draw_of(collapse_readout(model, **SITES), jnp.ones(3))[1]) == {"other", "y"}
 
 
-@pytest.mark.slow
 def test_scope_around_a_wrapped_model():
     x, y = small_data()
     wrapped = numpyro.handlers.scope(repriorise(network, **ARGUMENTS), prefix="net")
@@ -406,14 +404,6 @@ def test_mcmc_says_why_it_finds_no_start():
         nuts(make()).run(jax.random.key(0), X, Y)
 
 
-@pytest.mark.slow
-def test_svi_says_why_it_finds_no_start():
-    model = make()
-    svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), Trace_ELBO())
-    with pytest.warns(UserWarning, match=TOLD), pytest.raises(RuntimeError, match="Cannot find valid initial"):
-        svi.init(jax.random.key(0), X, Y)
-
-
 @parametrize("noise", [1e-5, np.float32(1e-5), jnp.float32(1e-5), jnp.full(50, 1e-5)], rest="slow")
 def test_however_the_noise_is_given(noise):
     with pytest.warns(UserWarning, match=TOLD):
@@ -433,12 +423,6 @@ def test_no_word_of_noise_that_is_drawn_or_not_known():
     quietly(lambda: run(substitute(tiny, {"noise": 1e-6}), X, Y))
     for traced in ((X, Y, 1e-5), (X, Y)):
         quietly(lambda traced=traced: jax.jit(lambda *args: run(make(), *args)["y"]["fn"].log_prob(Y))(*traced))
-
-
-@pytest.mark.slow
-def test_no_word_of_noise_that_is_large_enough():
-    mcmc = nuts(make())
-    quietly(lambda: mcmc.run(jax.random.key(0), X, Y, noise=0.1))
 
 
 @pytest.mark.slow

@@ -61,24 +61,6 @@ def test_predictions_and_readouts():
 
 
 @pytest.mark.slow
-def test_log_densities():
-    model = collapse_readout(network, observed="y", **SITES)
-    predictive = ReadoutPredictive(model, hidden_draws(), (X, Y))
-    first = predictive.log_density(X[:4], Y[:4])
-    shifted, draws = Y[:4] + np.float32(0.1), hidden_draws(seed=1)
-    with compilations() as compiled:
-        second = predictive.log_density(X[:4], shifted)
-        later = ReadoutPredictive(model, draws, (X, -Y)).log_density(X[:4], shifted)
-        jax.block_until_ready((second, later))
-    assert compiled == []
-    assert not np.allclose(first, second)
-    assert not np.allclose(second, later)
-    with compilations() as compiled:
-        predictive.log_density(X[:3], Y[:3])
-    assert compiled
-
-
-@pytest.mark.slow
 def test_wide_limit_and_guide():
     model = repriorise(network, targets="y", noise_scale="sigma", **SITES)
     guide = AutoNormal(model)

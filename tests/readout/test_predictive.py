@@ -127,7 +127,6 @@ def test_wide_limit_draws_are_prior_hidden_weights_and_exact_readouts():
 
 
 @pytest.mark.fault("readout/_transform.py", "return self._inverse(exact(standard_normal))", "return standard_normal")
-@pytest.mark.slow
 def test_wide_limit_draws_do_not_depend_on_the_regulariser():
     x, y = small_data()
     options = ARGUMENTS | {"noise_scale": 0.2}

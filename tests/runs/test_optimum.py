@@ -117,25 +117,6 @@ def test_a_key_is_asked_for():
         init_to_optimum(0, line, X, Y)
 
 
-@pytest.mark.slow
-def test_starts_of_other_data_are_compiled_no_more():
-    """Whether chains are given their starts or NumPyro looks for them."""
-    start = {"noise": jnp.zeros(3), "slopes": jnp.zeros((3, 2))}
-    keys = jax.random.split(jax.random.key(0), 3)
-
-    def init(y, start):
-        return SplitHMC(line).init(keys, 10, start, (X, y), {})
-
-    init(Y, start), init(Y, None)
-    other = 2 * Y
-    with compilations() as compiled:
-        state = init(other, start)
-        init(other, None)
-    assert compiled == []
-    energy = potential_energy(line, (X, other), {}, jax.tree.map(lambda leaf: leaf[0], start))
-    np.testing.assert_allclose(state.potential_energy, np.full(3, energy), rtol=1e-5)
-
-
 def test_optima_of_other_data_are_compiled_no_more():
     found = {}
     for y in (Y, 2 * Y):

@@ -116,7 +116,6 @@ def with_ratio(ratio):
 
 
 @pytest.mark.fault("runs/_pieces.py", "(stored.as_text(), extra_fields)", "(str(stored.out_info), extra_fields)")
-@pytest.mark.slow
 @parametrize(
     "kernel",
     [

@@ -136,17 +136,12 @@ def classifier(x, labels=None, *, width=256):
 
 @pytest.fixture(scope="module")
 def energies():
-    """U − ‖z‖²/2 at draws of N(0, I), in nats, which is constant where the posterior is N(0, I).
-
-    Of the quick surrogate, of the fitted one, and of this with the most telling of its sites flipped.
-    """
+    """U − ‖z‖²/2 at draws of N(0, I), constant where the posterior is N(0, I), of quick and fitted surrogate."""
     data = digits()
     x = np.asarray(data.inputs, "f").reshape(-1, 64)[:128]
     x, labels = (x - x.mean()) / x.std(), np.asarray(data.targets)[:128] % 2
     kernel = mean_kernel(jax.random.key(2), classifier, "features", x)
     fitted = fitted_surrogate(labels, "bernoulli", kernel)
-    loudest = jnp.argmax(jnp.abs(fitted.targets / fitted.noise_scale))
-    flipped = fitted._replace(targets=fitted.targets.at[loudest].multiply(-1))
 
     def model(parts):
         surrogate = Surrogate(*parts)
@@ -165,22 +160,15 @@ def energies():
     keys = jax.random.split(jax.random.key(1), 150)
     quick = surrogate_targets(labels, "bernoulli")
     quick = quick._replace(noise_scale=jnp.broadcast_to(quick.noise_scale, quick.targets.shape))
-    return [np.asarray(at_draws(tuple(each), keys)) for each in (quick, fitted, flipped)]
+    return [np.asarray(at_draws(tuple(each), keys)) for each in (quick, fitted)]
 
 
 @pytest.mark.slow
 def test_energies_at_the_limit_differ_less_if_it_is_fitted(energies):
-    quick, fitted, _ = energies
+    quick, fitted = energies
     # The difference of the means is that of the divergences KL(N(0, I) ‖ posterior).
     assert fitted.mean() < quick.mean() - 8
     assert fitted.std() < 0.75 * quick.std()
-
-
-def test_a_flipped_site_is_seen(energies):
-    """It leaves the posterior as it is, as any site does: what it costs is distance from N(0, I)."""
-    _, fitted, flipped = energies
-    # The draws are the same, so that the mean difference is known well.
-    assert np.mean(flipped - fitted) > 5 * np.std(flipped - fitted) / len(fitted) ** 0.5
 
 
 @pytest.mark.slow

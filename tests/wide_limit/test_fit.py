@@ -159,7 +159,6 @@ def test_the_noise_of_simulated_data_is_found():
     assert abs(np.log(fit.noise_scale / 0.2)) < 3 * fit.standard_errors["noise_scale"] < 0.5
 
 
-@pytest.mark.slow
 def test_architectures_are_compared_and_the_best_is_first():
     fit = wide_limit.fit(X, Y, activation=("erf", "identity"), depth=(1, 2), num_restarts=1)
     assert len(fit.table) == 4

@@ -140,7 +140,6 @@ def test_normalised_networks_tend_to_their_kernels(network):
 
 
 @pytest.mark.fault("wide_limit/_duals.py", "coefficients = coefficients.at[0].add(at_zero)", "pass")
-@pytest.mark.slow
 def test_the_series_is_quadrature(x64):
     """Of a function that is neither odd nor even, with variances that differ, and one that is zero."""
     x1, x2 = np.array([[1.0, 2.0], [0.0, 0.0]]), np.array([[-3.0, 0.5]])

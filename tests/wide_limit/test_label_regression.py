@@ -159,15 +159,6 @@ def test_probabilities_that_are_known_are_found():
     assert abs(held_out - scores["negative_log_likelihood"]) < 3 * fit.held_out.std() / np.sqrt(1000)
 
 
-@pytest.mark.slow
-def test_scales_of_the_inputs_find_the_column_that_matters():
-    x = np.random.default_rng(2).normal(size=(150, 6))
-    labels = (np.sin(3 * x[:, 0]) > 0).astype(int)
-    fit = wide_limit.fit(x, labels, likelihood="bernoulli", activation="erf", depth=1)
-    assert [row["input_scale"] for row in fit.table] == [True, False]
-    assert np.argmax(fit.scales["input_scale"]) == 0
-
-
 @pytest.mark.fault("wide_limit/_label_regression.py", "logarithms = _with_best_noise(score, logarithms, gram)", "pass")
 def test_more_rows_than_are_compared(monkeypatch):
     """Scales of some rows, noise and calibration of all."""

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -18,8 +17,6 @@ from numpyro_wide.wide_limit._fit import Bound
 from numpyro_wide.wide_limit._likelihoods import logistic_averages, softmax_averages
 from numpyro_wide.wide_limit._observations import Observations
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
-from numpyro_wide.wide_limit._variational import VariationalFit
-from tests.compilations import compilations
 from tests.marks import parametrize
 
 RNG = np.random.default_rng(0)
@@ -244,29 +241,6 @@ def test_codes_or_logits_by_labels_left_out():
     found = wide_limit.fit(X, OUTCOMES, likelihood="bernoulli", labels="auto", **form)
     assert found.predict(X).shape == (30, 2)
     assert found.scales == better.scales and abs(codes.held_out.mean() - logits.held_out.mean()) > 1e-3
-
-
-@pytest.mark.slow
-def test_a_second_fit_of_other_rows_compiles_nothing():
-    # A function of its own is an activation that no other test has compiled.
-    options = {"likelihood": "categorical", "labels": "logits", "num_restarts": 1, "activation": lambda u: jnp.sin(u)}
-    with compilations() as first:
-        wide_limit.fit(X[:24], CLASSES[:24], **options)
-    with compilations() as second:
-        wide_limit.fit(2 * np.column_stack([X, X**2])[:18], CLASSES[:18], **options)
-    assert first and not second
-
-
-@pytest.mark.slow
-def test_a_start_from_other_scales_reaches_the_same_bound():
-    observed = Observations.of(CLASSES, "categorical", {"num_classes": 3}, 0.0)
-    (column,) = observed.columns()
-    with double_precision():
-        gram = np.asarray(wide_limit.fcn_kernel(1, "erf", w_std=1.0, b_std=0.5, readout_w_std=5.0)(jnp.asarray(X))[0])
-    cold = VariationalFit(column, 4 * gram).climb()
-    warm = VariationalFit(column, 4 * gram).climb(VariationalFit(column, gram).climb())
-    np.testing.assert_allclose(warm.bound, cold.bound, rtol=1e-6)
-    np.testing.assert_allclose(warm.mean, cold.mean, atol=0.02)
 
 
 @pytest.mark.slow

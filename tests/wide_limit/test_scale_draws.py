@@ -149,7 +149,6 @@ def test_many_rows_of_poor_weights_are_told(monkeypatch):
 
 
 @pytest.mark.fault("wide_limit/_limit.py", "sum(w * fit.nngp(x1, x2)", "sum(w * self.draws[0].nngp(x1, x2)")
-@pytest.mark.slow
 def test_several_outputs_and_the_kernel_are_mixtures():
     targets = np.column_stack([Y, Y**2])
     fit = wide_limit.fit(X, targets, scales="integrated", num_restarts=1)

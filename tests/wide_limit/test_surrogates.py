@@ -206,7 +206,6 @@ def test_columns_of_a_distribution_are_those_of_its_name():
     np.testing.assert_allclose(found.noise_scale, named.noise_scale, rtol=1e-3)
 
 
-@pytest.mark.slow
 def test_a_distribution_without_a_name_is_the_fixed_point_of_its_derivatives():
     """Lengths with Gamma(3, 3 e^-f): slopes 3 y e^-f - 3 and curvatures 3 y e^-f, averaged by SciPy's quad."""
     y = np.array([0.5, 2.0, 9.0, 1.0])
