@@ -71,6 +71,14 @@ def evaluate(evaluator, example, *, is_lesson):
 
 pytest_collect_file = Sybil(parsers=[blocks_of_page], patterns=["README.md", "docs/*.md", "docs/*/*.md"]).pytest()
 
+
+def pytest_collection_modifyitems(items):
+    """Run pages of the gallery nightly: each shows a study, and `make docs` runs them all."""
+    for item in items:
+        if item.path.match("docs/gallery/*.md"):
+            item.add_marker("slow")
+
+
 MAPS = Path("/proc/self/maps")
 MAX_MAPS = 20_000
 

@@ -1,4 +1,4 @@
-"""Parametrized tests of which ``make test`` runs the first case alone."""
+"""Parametrized tests of which CI runs the first case alone."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 def parametrize(
     names: str | Sequence[str], values: Iterable[Any], *, rest: str, **options: Any
 ) -> pytest.MarkDecorator:
-    """Parametrize a test as pytest does; all cases but the first bear the mark ``rest``, "as_compiled" or "slow"."""
+    """Parametrize a test as pytest does; all cases but the first bear the mark ``rest``."""
     first, *others = values
     is_single = len(names.split(",") if isinstance(names, str) else names) == 1
     return pytest.mark.parametrize(names, [first, *(_marked(value, rest, is_single) for value in others)], **options)

@@ -34,7 +34,6 @@ def network(x, y=None, batch=None):
         numpyro.sample("y", dist.Normal(mean, NOISE).to_event(1), obs=None if y is None else y[index])
 
 
-@pytest.mark.as_compiled
 def test_gradient_is_dropout_with_l2(x64):
     """Rows by masks, squared error, and L2 on kept rows: parameter by parameter (Hron 2018, section 4.1)."""
     x, y, rate = jnp.asarray(X, float), jnp.asarray(Y, float), {"w1": 0.2, "w2": 0.4}
@@ -73,7 +72,6 @@ def test_gradient_is_dropout_with_l2(x64):
 
 
 @pytest.mark.fault("autoguide.py", "BernoulliDropout(rows, rate,", "BernoulliDropout(rows, 1 - rate,")
-@pytest.mark.as_compiled
 def test_learned_rate_and_posterior_draws():
     x = jax.random.normal(jax.random.key(0), (60, 4))
     y = x @ jnp.array([[2.0], [-1.0], [1.5], [1.0]])
@@ -95,7 +93,6 @@ def test_learned_rate_and_posterior_draws():
         guide.median(fit.params)
 
 
-@pytest.mark.as_compiled
 def test_dropout_of_a_flax_module():
     def model(x, y=None):
         net = random_flax_module("net", linen.Dense(2), prior=dist.Normal(0, 1), input_shape=(1, 3))
@@ -127,7 +124,6 @@ def test_mistakes_with_dropout_are_named(arguments, message):
 @pytest.mark.fault(
     "elbo/_trace_qkl.py", "return log_density(guide_site) - log_density(model_site)", "return log_density(guide_site)"
 )
-@pytest.mark.as_compiled
 def test_trace_qkl_is_the_elbo_of_a_proper_guide():
     def guide(x, y=None):
         numpyro.sample("w1", dist.Normal(jnp.full((3, 5), 0.2), 0.3).to_event(2))
@@ -142,7 +138,7 @@ def test_trace_qkl_is_the_elbo_of_a_proper_guide():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, expected)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_trace_elbo_has_the_value_of_trace_qkl_but_not_the_slope_of_a_learned_rate():
     """It takes log q at a draw of the rows, whose derivative in the rate is zero on average, not the entropy's."""
     rate, num_rows = 0.2, 3
@@ -166,7 +162,6 @@ def test_trace_elbo_has_the_value_of_trace_qkl_but_not_the_slope_of_a_learned_ra
     assert np.all(np.abs(difference - expected) < [0.07, 0.3])
 
 
-@pytest.mark.as_compiled
 def test_trace_qkl_carries_mutable_state():
     def counting(y):
         state = numpyro.primitives.mutable("calls", {"count": jnp.array(0.0)})
@@ -195,7 +190,7 @@ def angles(basis, vectors):
     return np.arccos(np.clip(cosines, -1, 1))
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_proposition_6_principal_components_through_svi(x64):
     """Against N(0, Σ) the optimal plane is that of the leading eigenvectors, whatever the random start."""
     vectors, variances = covariance()

@@ -105,7 +105,6 @@ def test_kernels_draw_from_the_exact_posterior(name, form, depth, width):
     "jnp.eye(len(mean))[None] * noise_scale[:, None] ** 2",
     "jnp.eye(len(mean))[None] * noise_scale[:, None]",
 )
-@pytest.mark.as_compiled
 @parametrize(
     ("name", "form", "depth", "width"),
     [("split", "collapsed", 1, 16), ("langevin", "repriorised", 2, 16)],
@@ -173,7 +172,6 @@ def test_evidence_is_exact_within_its_errors(form, depth, width, method):
     assert abs(np.mean(scores)) < 3.3 / num**0.5
 
 
-@pytest.mark.as_compiled
 @parametrize(("form", "depth", "width"), [("collapsed", 1, 64), ("repriorised", 2, 16), ("plain", 3, 4)], rest="slow")
 def test_evidence_by_draws_of_the_limit(form, depth, width):
     data = draw_data(3, scale=1.0)

@@ -52,7 +52,7 @@ CASES = [
     Case(natural.VonMises, 2, von_mises, np.array([-3.0, 0.4, 2.0])),
     Case(natural.TruncatedNormal, 2, truncated_normal, np.array([0.05, 0.6, 0.9])),
 ]
-families = parametrize("case", CASES, rest="as_compiled", ids=lambda case: case.family.__name__)
+families = parametrize("case", CASES, rest="slow", ids=lambda case: case.family.__name__)
 NUM_SEGMENTS, NUM_POINTS = 40, 9
 
 
@@ -136,14 +136,13 @@ def test_batches_shifts_parameters_and_maps(x64, case):
         (lambda m: dist.VonMises(m[0], jnp.exp(m[1])).log_prob(jnp.array([-3.0, 0.4, 2.0])), "loc and concentration"),
         (lambda m: dist.Gamma(jnp.exp(m[0]), 1 / jnp.exp(m[1])).log_prob(jnp.array([0.2, 4.0])), "shape and scale"),
     ],
-    rest="as_compiled",
+    rest="slow",
 )
 def test_by_means_and_scales_it_is_not_convex(x64, log_density, coordinates):
     points = points_on_segments(*(1.5 * np.random.default_rng(0).normal(0.3, 1.0, (2, NUM_SEGMENTS, 2))))
     assert not is_strictly_convex(jax.jit(jax.vmap(jax.vmap(log_density)))(points))
 
 
-@pytest.mark.as_compiled
 def test_closed_divergences_of_numpyro_apply(x64):
     p, q = (natural.Normal(jnp.array(eta)) for eta in ([1.0, -2.0], [-0.5, -0.3]))
     expected = np.log(q.scale / p.scale) + (p.variance + (p.loc - q.loc) ** 2) / (2 * q.variance) - 0.5
@@ -165,10 +164,11 @@ def test_an_interval_far_from_the_mean():
     "natural.py", "ends = jnp.maximum(begin, -half_width), jnp.minimum(end, half_width)", "ends = begin, end"
 )
 @pytest.mark.fault("natural.py", "mode = stop_gradient(jnp.clip(loc, low, high))", "mode = jnp.clip(loc, low, high)")
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("is_double", [False, True])
-@pytest.mark.parametrize(
-    "eta", [[0, -1e-14], [1e-8, -1e-8], [5, -1e-3], [-20, -0.5], [-400, -5], [3000, -0.5], [10, -10], [5e5, -5e5]]
+@parametrize("is_double", [False, True], rest="slow")
+@parametrize(
+    "eta",
+    [[0, -1e-14], [1e-8, -1e-8], [5, -1e-3], [-20, -0.5], [-400, -5], [3000, -0.5], [10, -10], [5e5, -5e5]],
+    rest="slow",
 )
 def test_an_interval_against_adaptive_quadrature(eta, is_double):
     """Nearly uniform, nearly exponential, many deviations from the mean, and narrow: density, slopes, draws."""
@@ -201,7 +201,6 @@ def test_an_interval_against_adaptive_quadrature(eta, is_double):
 
 
 @pytest.mark.fault("natural.py", "quantile -= step - stop_gradient(step)", "quantile -= 0 * step")
-@pytest.mark.as_compiled
 def test_quantiles_of_an_interval_and_their_slopes(x64):
     def exact(loc, scale):
         return scipy.stats.truncnorm(-loc / scale, (1 - loc) / scale, loc=loc, scale=scale).ppf(0.3)
@@ -261,7 +260,8 @@ def log_density(eta, value):
     return natural.VonMises(eta).log_prob(value)
 
 
-@parametrize("dtype", [np.float32, np.float64], rest="as_compiled")
+@pytest.mark.as_compiled
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_keeps_its_digits(x64, dtype):
     etas = np.stack([eta_of(concentration) for concentration in CONCENTRATIONS]).astype(dtype)
     values = (LOC + 1.3 / np.sqrt(1 + np.array(CONCENTRATIONS))).astype(dtype)
@@ -274,7 +274,8 @@ def test_keeps_its_digits(x64, dtype):
         np.testing.assert_allclose(score, expected_score, rtol=100 * eps, atol=10 * eps)
 
 
-@parametrize("mean", [0.0, 0.7, -2.3], rest="as_compiled")
+@pytest.mark.as_compiled
+@parametrize("mean", [0.0, 0.7, -2.3], rest="slow")
 def test_the_normaliser_is_learned_at_large_concentrations(mean):
     """The derivative in κ at the mean, 1 − I₁/I₀ ≈ 1/(2κ), drowns in rounding where it is a difference."""
     concentrations, direction = np.array([1e2, 1e4, 1e6]), jnp.array([jnp.cos(mean), jnp.sin(mean)])
@@ -283,7 +284,6 @@ def test_the_normaliser_is_learned_at_large_concentrations(mean):
     np.testing.assert_allclose(jax.jit(jax.vmap(along))(concentrations.astype(np.float32)), expected, rtol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_is_smooth_at_zero():
     value = 0.7
     point = np.array([np.cos(value), np.sin(value)])
@@ -299,7 +299,6 @@ def test_is_smooth_at_zero():
     np.testing.assert_allclose(shifted, point - 0.5e-4, rtol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_second_derivatives_are_the_covariance_of_the_statistics(x64):
     concentrations = [0.0, 0.3, 20.0, 40.0]
     hessians = jax.jit(jax.vmap(lambda eta: jax.hessian(log_density)(eta, 0.3)))
@@ -312,7 +311,6 @@ def test_second_derivatives_are_the_covariance_of_the_statistics(x64):
         np.testing.assert_allclose(hessian, -covariance, rtol=1e-7, atol=1e-12)
 
 
-@pytest.mark.as_compiled
 def test_draws_have_the_right_moments():
     concentrations, num_draws = np.array([0.0, 1.5, 1e4]), 20_000
     distribution = natural.VonMises(np.stack([eta_of(c) for c in concentrations]).astype(np.float32))

@@ -69,7 +69,7 @@ def test_predictions_are_the_mixture_of_dense_posteriors(weighted):
     np.testing.assert_allclose(fitted.log_density(X_NEW, Y_NEW), np.log(weights @ densities), rtol=1e-6)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_hidden_weights_are_those_of_the_networks_prior():
     drawn = fit_random_features(X, Y, fit=scales(), **QUIET | {"num_draws": 20, "width": 200}).predictive.draws
     assert sorted(drawn) == ["hidden.hidden_0.bias", "hidden.hidden_0.kernel"]
@@ -91,7 +91,6 @@ def test_many_test_rows_go_by_blocks(monkeypatch):
 
 
 @pytest.mark.fault("readout/_predictive.py", "<= _MOST_KEPT", "< 0")
-@pytest.mark.as_compiled
 def test_rows_are_summed_over_once(monkeypatch):
     calls = []
     sums = "numpyro_wide.linear_gaussian._row_blocks.sums_by_blocks"
@@ -105,7 +104,7 @@ def test_rows_are_summed_over_once(monkeypatch):
     assert len(calls) == traced
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_outputs_share_scales_and_architectures_are_compared():
     y = np.stack([Y, -2 * Y], axis=1)
     fitted = fit_random_features(X, y, num_rows=40, activation=("erf", "relu"), input_scale=False, **QUIET)
@@ -124,6 +123,7 @@ def test_outputs_share_scales_and_architectures_are_compared():
     "regression(fit, targets, fit.noise_scale), log",
 )
 @parametrize("outputs", [(), (2,)], rest="slow")
+@pytest.mark.slow
 def test_noise_by_row_is_that_of_the_rows(outputs):
     """Against the law that the rows were drawn from."""
     rng = np.random.default_rng(1)
@@ -179,7 +179,6 @@ def test_networks_that_are_not_fully_connected_are_refused():
         fit_random_features(X, Y, fit=fit)
 
 
-@pytest.mark.as_compiled
 def test_nan_in_the_millionth_row_is_found_and_said_where():
     x = np.ones((10**6, 1), "f")
     x[-1] = np.nan

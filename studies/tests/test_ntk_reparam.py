@@ -34,7 +34,6 @@ def dense(network, phi, x, targets):
     return flat, jacobian, weights, np.asarray(curvature)
 
 
-@pytest.mark.as_compiled
 def test_the_map_and_the_estimate_agree_with_dense_matrices(problem):
     network, phi, x, targets = problem
     flat, jacobian, weights, curvature = dense(*problem)
@@ -81,7 +80,6 @@ def test_the_series_is_unbiased_for_its_truncation(x64, order):
     np.testing.assert_allclose(np.mean(estimates), truncation, atol=4 * np.std(estimates) / 20)
 
 
-@pytest.mark.as_compiled
 def test_is_exact_where_the_network_is_linear(problem):
     """R is then the map to the posterior, with the regulariser as noise variance (Hron 2022, eq. 3 for all weights)."""
     network, phi, x, targets = problem
@@ -97,7 +95,6 @@ def test_is_exact_where_the_network_is_linear(problem):
     np.testing.assert_allclose(jax.jit(both)(start + 0.3)[1], np.linalg.slogdet(jacobian)[1], rtol=1e-9)
 
 
-@pytest.mark.as_compiled
 def test_gradients_of_the_estimate_are_its_own(problem):
     network, phi, x, targets = problem
     flat, unravel = ravel_pytree(phi)

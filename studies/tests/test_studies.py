@@ -1,4 +1,4 @@
-"""Every script in studies/ runs at a tiny size, and draws its figures."""
+"""Every script in studies/ begins; nightly each runs at a tiny size, and draws its figures."""
 
 import shlex
 
@@ -92,6 +92,14 @@ def test_none_is_forgotten():
     assert {path.name for path in (ROOT / "studies").glob("[!_]*.py")} == set(TINY)
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_study_begins(name, tmp_path):
+    """What it imports is there, and so are its options."""
+    printed, _ = run(ROOT / "studies" / name, "--help", folder=tmp_path)
+    assert "--output" in printed
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_study_runs(name, tmp_path):
     _, errors = run(ROOT / "studies" / name, *shlex.split(TINY[name]), "--output", tmp_path, folder=tmp_path)

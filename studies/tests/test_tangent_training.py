@@ -28,7 +28,7 @@ def dense_smoother(ntk_train, ntk_cross, time):
     return np.asarray(ntk_cross) @ np.linalg.solve(ntk_train, learned)
 
 
-@parametrize("time", TIMES, rest="as_compiled")
+@parametrize("time", TIMES, rest="slow")
 def test_the_flow_is_a_linear_map_of_the_targets(x64, time):
     (train, cross, _), targets = kernels()
     start, test_start = 0.3 * targets, np.arange(3.0)
@@ -37,7 +37,6 @@ def test_the_flow_is_a_linear_map_of_the_targets(x64, time):
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.as_compiled
 def test_at_infinite_time_the_data_are_interpolated(x64):
     (train, cross, _), targets = kernels()
     np.testing.assert_allclose(gradient_flow(train[1], train[1], targets), targets, rtol=1e-8)
@@ -45,7 +44,6 @@ def test_at_infinite_time_the_data_are_interpolated(x64):
     np.testing.assert_allclose(gradient_flow(train[1], cross[1], targets), expected, rtol=1e-8)
 
 
-@pytest.mark.as_compiled
 def test_training_the_readout_alone_gives_the_posterior_mean(x64):
     """With the NNGP kernel as its tangent kernel, the flow from zero is the posterior mean without noise."""
     (train, cross, test), targets = kernels()
@@ -53,7 +51,6 @@ def test_training_the_readout_alone_gives_the_posterior_mean(x64):
     np.testing.assert_allclose(gradient_flow(train[0], cross[0], targets), expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.as_compiled
 def test_several_outputs_are_trained_side_by_side(x64):
     (train, cross, _), targets = kernels()
     both = jnp.stack([targets, -2 * targets + 1], axis=1)
@@ -63,7 +60,7 @@ def test_several_outputs_are_trained_side_by_side(x64):
         np.testing.assert_allclose(found[:, column], alone, rtol=1e-10)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_linearised_network_follows_the_closed_form(x64, make_network):
     """Runge-Kutta on the parameters of the linearised network, against the flow of its predictions."""
     network = make_network()
@@ -95,7 +92,6 @@ def test_a_linearised_network_follows_the_closed_form(x64, make_network):
     np.testing.assert_allclose(f_lin(unravel(trained), x_test), closed_form, rtol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_derivatives_where_eigenvalues_repeat(x64):
     """Against the derivative of a matrix exponential, which knows no eigenvalues."""
     rng = np.random.default_rng(0)
@@ -118,7 +114,6 @@ def test_derivatives_where_eigenvalues_repeat(x64):
             np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-10 * np.max(np.abs(expected)))
 
 
-@pytest.mark.as_compiled
 def test_gradients_of_the_flow_are_right(x64):
     rng = np.random.default_rng(4)
     corners = jnp.eye(4)  # equidistant inputs: eigenvalues repeat

@@ -136,7 +136,6 @@ def test_evidence_and_mean_of_networks_approach_it(x64):
         assert abs(found.log_evidence / width) > 4 * error  # it is seen
 
 
-@pytest.mark.as_compiled
 def test_compiles_and_agrees_in_single_precision():
     units, kernel, targets = (np.asarray(part, np.float32) for part in units_and_targets(20_000))
     with jax.enable_x64(True):
@@ -147,7 +146,7 @@ def test_compiles_and_agrees_in_single_precision():
     np.testing.assert_allclose(found.log_evidence_error, exact.log_evidence_error, rtol=1e-3)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_every_network_of_units_of_three_kinds(x64):
     """By brute force: all numbers of units of each kind, at three widths, which leaves an error of order 1/width³."""
     rng = np.random.default_rng(7)

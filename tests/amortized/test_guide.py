@@ -95,7 +95,6 @@ def random_head(params):
 @pytest.mark.fault(
     "amortized/_guide.py", "shift = target[:, begin:end] - jnp", "shift = target[:, begin:end] - 0 * jnp"
 )
-@pytest.mark.as_compiled
 @parametrize("factor", ["precision", "covariance"], rest="slow")
 @parametrize("family", ["normal", "mixture"], rest="slow")
 def test_density_is_that_of_normals_in_unconstrained_coordinates(x64, family, factor):
@@ -199,7 +198,6 @@ def test_training_starts_from_the_moments_of_the_prior():
     assert draws["angle"].min() > -1 and draws["angle"].max() < 2
 
 
-@pytest.mark.as_compiled
 def test_conjugate_posterior(trained):
     guide, params = trained
     for x in np.array([[0.3, -2.0, 1.0], [1.4, 0.3, -0.2]]):

@@ -24,7 +24,6 @@ def train(model, guide, *args, observed, num_steps=4000, batch_size=64, rate=0.0
     return trainer.run(jax.random.key(0), num_steps, *args, progress_bar=False).params
 
 
-@pytest.mark.as_compiled
 def test_conjugate_gaussian():
     prior_loc, prior_scale = np.array([0.5, -1.0]), np.array([1.5, 0.7])
     design = np.array([[1.0, 0.4], [-0.3, 1.2], [0.8, -0.5]])
@@ -71,7 +70,7 @@ def test_gamma_poisson():
         assert guide_posterior.std() == pytest.approx(exact.std(), rel=0.04)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_marginalised_nuisance():
     def rotation():
         theta = numpyro.sample("theta", dist.Uniform(-jnp.pi, jnp.pi))
@@ -96,7 +95,7 @@ def test_marginalised_nuisance():
     assert shown == {"x"}
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_discrete_latent():
     def model():
         label = numpyro.sample("label", dist.Bernoulli(0.2))
@@ -112,7 +111,6 @@ def test_discrete_latent():
     assert float(params["intercept"]) == pytest.approx(np.log(0.2 / 0.8) - 1, abs=0.1)
 
 
-@pytest.mark.as_compiled
 def test_plates_arguments_and_several_observed_sites():
     """Groups around a mean that is marginalised; the mean is observed too, with an error of its own."""
 

@@ -26,8 +26,7 @@ from tests.amortized.cases import (
     linear_guide,
     normal_model,
 )
-
-pytestmark = pytest.mark.as_compiled
+from tests.marks import parametrize
 
 KEY = jax.random.key(3)
 
@@ -65,6 +64,7 @@ def test_run_goes_on_as_one_longer_run(uninterrupted):
     )
 
 
+@pytest.mark.slow
 def test_a_state_on_disk_is_resumed_in_another_process(uninterrupted, tmp_path):
     first = trainer().run(KEY, 37, progress_bar=False, held_out=50, evaluate_every=40)
     path = tmp_path / "state.pickle"
@@ -99,8 +99,8 @@ def test_run_is_a_loop_of_updates():
     assert int(state.step) == 5
 
 
-@pytest.mark.parametrize(
-    "optim", [numpyro.optim.Adam(0.05), optimizers.adam(0.05), numpyro.optim.ClippedAdam(0.05)], ids=type
+@parametrize(
+    "optim", [numpyro.optim.Adam(0.05), optimizers.adam(0.05), numpyro.optim.ClippedAdam(0.05)], ids=type, rest="slow"
 )
 def test_optimisers_of_all_libraries_agree(optim):
     expected = trainer(optax.adam(0.05)).run(KEY, 4, progress_bar=False).params
@@ -212,6 +212,7 @@ def test_without_a_finite_held_out_loss_the_last_parameters_are_returned():
     assert_same(result.params, training.get_params(result.state))
 
 
+@pytest.mark.slow
 def test_runs_are_vectorised_over_keys():
     training = trainer()
     keys = jax.random.split(KEY, 2)
@@ -268,6 +269,7 @@ def test_a_second_start_compiles_nothing_unless_the_guide_is_another():
     assert traced[1] == 1 < min(traced[0], *traced[2:])  # the start itself runs the guide once
 
 
+@pytest.mark.slow
 def test_posterior_predictive_is_that_of_the_guide():
     params = {"slope": jnp.array(SLOPE), "intercept": jnp.array(INTERCEPT), "scale": jnp.array(SCALE)}
     training, observed = trainer(), {"x": 2.0}

@@ -359,7 +359,6 @@ def test_scores_of_one_row_and_of_an_impossible_label():
     assert impossible["negative_log_likelihood"] == np.inf and np.isnan(impossible["negative_log_likelihood_se"])
 
 
-@pytest.mark.as_compiled
 @parametrize("measure", [expected_calibration_error, negative_log_likelihood, accuracy], rest="slow")
 @parametrize("label", [-1, 2], rest="slow")
 def test_a_label_that_is_no_class_gives_nan_under_jit(measure, label):

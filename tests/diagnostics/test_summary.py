@@ -16,8 +16,7 @@ from scipy.signal import lfilter
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, surrogate_targets
 from numpyro_wide.diagnostics import summary, to_arviz
 from numpyro_wide.linear_gaussian import ReadoutProblem
-from numpyro_wide.mcmc import PreconditionedCrankNicolson, SplitHMC, UnderdampedLangevin
-from numpyro_wide.runs import run_in_pieces
+from numpyro_wide.mcmc import PreconditionedCrankNicolson, UnderdampedLangevin
 from tests.conftest import enable_x64
 from tests.marks import parametrize
 from tests.models import small_data
@@ -76,7 +75,6 @@ def function_of(model, mcmc):
 
 
 @pytest.mark.fault("diagnostics/_summary.py", "jnp.ravel(fit.loc + mean)", "jnp.ravel(mean)")
-@pytest.mark.as_compiled
 @parametrize("form", ["collapsed", "repriorised"], rest="slow")
 def test_the_function_is_that_with_the_readout_integrated_out(form, request):
     mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
@@ -90,8 +88,7 @@ def test_the_function_is_that_with_the_readout_integrated_out(form, request):
     assert found.num_distinct.tolist() == distinct
 
 
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+@parametrize("form", ["collapsed", "repriorised"], rest="slow")
 def test_scalar_sites_one_by_one(form, request):
     mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
     found = summary(mcmc, model, X, Y, quantiles=(0.1, 0.5)).sites
@@ -109,7 +106,7 @@ def test_scalar_sites_one_by_one(form, request):
         assert site.quantiles == {level: np.quantile(values, level) for level in (0.1, 0.5)}
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_the_sampler_and_the_size(collapsed, repriorised):
     found, fields = summary(collapsed, COLLAPSED, X, Y), collapsed.get_extra_fields()
     assert (found.num_chains, found.num_draws, found.num_features) == (2, 30, WIDTH)
@@ -128,7 +125,7 @@ def test_the_sampler_and_the_size(collapsed, repriorised):
     assert found.num_parameters == 1 + 3 + 1 + WIDTH + 2 * WIDTH
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_draws_of_a_plain_model_are_judged_by_the_same_function():
     mcmc = run(NUTS(network, max_tree_depth=3))
     plain, wrapped = (summary(mcmc, model, X, Y) for model in (network, COLLAPSED))
@@ -143,7 +140,6 @@ def test_draws_of_a_plain_model_are_judged_by_the_same_function():
 
 
 @pytest.mark.fault("diagnostics/_to_arviz.py", "new=start - begin", "new=0")
-@pytest.mark.as_compiled
 def test_without_recorded_features_the_function_is_that_of_the_weights():
     draws = draws_of((2, 33))  # no multiple of a block's draws
     draws["w"] = np.random.default_rng(1).normal(size=(2, 33, WIDTH, 2)).astype("f")
@@ -157,7 +153,7 @@ def test_without_recorded_features_the_function_is_that_of_the_weights():
     assert {name for name, site in found.sites.items() if not site.is_exchangeable} == {"extra"}
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_classes_are_looked_at_by_their_probabilities():
     def classifier(x, labels=None):
         hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 20]).to_event(2))
@@ -185,7 +181,7 @@ def test_classes_are_looked_at_by_their_probabilities():
     assert str(found).startswith("2 chains of 30 draws; 80 parameters, 20 features\nfunction at the inputs (at all")
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_one_chain_is_split_into_its_halves():
     mcmc = run(PreconditionedCrankNicolson(COLLAPSED), num_chains=1)
     found = summary(mcmc, COLLAPSED, X, Y)
@@ -195,17 +191,6 @@ def test_one_chain_is_split_into_its_halves():
     np.testing.assert_allclose(found.sites["sigma"].rhat, rhat[0], rtol=1e-6)
     np.testing.assert_allclose(found.sites["sigma"].ess, ess[0], rtol=0.2)
     assert found.step_size.shape == (1,) and str(found).startswith("1 chain of 30 draws")
-
-
-@pytest.mark.slow
-def test_a_run_in_pieces_gives_the_same(tmp_path):
-    mcmc = MCMC(SplitHMC(COLLAPSED), **OPTIONS)
-    drawn = run_in_pieces(mcmc, tmp_path, KEY, X, Y, num_samples=60, extra_fields=("num_grad",), progress_bar=False)
-    found = summary(drawn, COLLAPSED, X, Y)
-    values = np.asarray(drawn.get_samples(group_by_chain=True)["sigma"], float)
-    rhat, _ = of_arviz(values[..., None])
-    np.testing.assert_allclose(found.sites["sigma"].rhat, rhat[0], rtol=1e-6)
-    assert found.num_gradients == int(np.sum(drawn.get_extra_fields()["num_grad"])) and found.function is not None
 
 
 def stub(draws, model=COLLAPSED, **fields):
@@ -225,7 +210,6 @@ def draws_of(shape, moves=True, seed=0):
     return draws if moves else {name: np.repeat(value[:, :1], shape[1], axis=1) for name, value in draws.items()}
 
 
-@pytest.mark.as_compiled
 def test_chains_that_stand_still_are_told_of():
     one = {name: value[:1].repeat(2, 0) for name, value in draws_of((2, 20), moves=False).items()}
     assert "no draw moves it" in str(summary(stub(one), COLLAPSED, X, Y))
@@ -235,7 +219,6 @@ def test_chains_that_stand_still_are_told_of():
     assert "stands still" not in str(summary(stub(moving), COLLAPSED, X, Y))
 
 
-@pytest.mark.as_compiled
 def test_forgotten_arguments_of_the_model_are_told():
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'(.|\\n)*pass those of the fit"):
         summary(stub(draws_of((2, 20))), COLLAPSED)
@@ -256,7 +239,6 @@ def numbers(found):
     return f"R-hat {entries[largest][0]:.3f} of {largest}, least ESS {entries[least][1]:.0f} of {least}"
 
 
-@pytest.mark.as_compiled
 def test_the_last_line_is_a_verdict():
     draws = draws_of((2, 2000))
     found = judged(draws)
@@ -277,8 +259,7 @@ def test_the_last_line_is_a_verdict():
 @pytest.mark.fault(
     "diagnostics/_summary.py", "if worst.rhat > _LARGEST_RHAT or least.ess < _LEAST_ESS:", "if least.ess < _LEAST_ESS:"
 )
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("correlation, scale, times", [(0.75, 1.0, 5), (0.0, 1.3, 2)])
+@parametrize("correlation, scale, times", [(0.75, 1.0, 5), (0.0, 1.3, 2)], rest="slow")
 def test_chains_that_agree_may_be_too_short_for_intervals(correlation, scale, times):
     draws = draws_of((2, 800))
     noise = np.random.default_rng(10).normal(size=(2, 800))
@@ -294,7 +275,6 @@ def test_chains_that_agree_may_be_too_short_for_intervals(correlation, scale, ti
 
 @pytest.mark.fault("diagnostics/_summary.py", "or not site.is_exchangeable", "or name")
 @pytest.mark.fault("diagnostics/_to_arviz.py", "self._latent.keys() - hidden if", "set() if")
-@pytest.mark.as_compiled
 def test_units_may_trade_places_and_what_is_outside_of_the_features_may_not():
     draws = draws_of((2, 2000))
     draws["hidden"] = np.sort(draws["hidden"], axis=-1)
@@ -307,8 +287,7 @@ def test_units_may_trade_places_and_what_is_outside_of_the_features_may_not():
 
 
 @pytest.mark.fault("_checks.py", "num_distinct < 0.2", "num_distinct.sum() < 0.2")
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("look", [summary, to_arviz])
+@parametrize("look", [summary, to_arviz], rest="slow")
 def test_chains_that_do_not_move_are_warned_of(look):
     moving, still = draws_of((2, 100)), draws_of((2, 100), moves=False)
     both = {name: np.stack([moving[name][0], still[name][1]]) for name in moving}
@@ -321,7 +300,6 @@ def test_chains_that_do_not_move_are_warned_of(look):
 
 
 @pytest.mark.fault("diagnostics/_summary.py", "_LARGEST_DRIFT = 3.0", "_LARGEST_DRIFT = 300.0")
-@pytest.mark.as_compiled
 def test_an_energy_that_drifts_is_told():
     draws, rng = draws_of((2, 100)), np.random.default_rng(0)
     energy = rng.normal(50, 5, (2, 100))
@@ -406,8 +384,7 @@ def test_a_function_that_single_precision_loses_has_not_converged():
     assert verdict.startswith("not converged: the function is not finite at 2 of 40 draws, run in float64")
 
 
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("form", ["collapsed", "repriorised", "plain"])
+@parametrize("form", ["collapsed", "repriorised", "plain"], rest="slow")
 def test_draws_that_were_not_stored(form):
     model = {"collapsed": COLLAPSED, "repriorised": REPRIORISED, "plain": network}[form]
     draws = draws_of((2, 20))
@@ -419,7 +396,6 @@ def test_draws_that_were_not_stored(form):
     assert "extra" in found.sites
 
 
-@pytest.mark.as_compiled
 def test_it_fits_on_a_screen_and_into_a_notebook(collapsed):
     found = summary(collapsed, COLLAPSED, X, Y)
     lines = str(found).splitlines()
@@ -433,7 +409,7 @@ def test_it_fits_on_a_screen_and_into_a_notebook(collapsed):
     assert "<td>sigma</td>" in html and html.count("<tr") == 1 + len(found.sites)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_more_entries_than_are_looked_at_are_thinned():
     def line(x, y=None):
         slope = numpyro.sample("slope", dist.Normal(0, 1))
@@ -446,7 +422,6 @@ def test_more_entries_than_are_looked_at_are_thinned():
     np.testing.assert_allclose(found.function.rhat, found.sites["slope"].rhat, rtol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_mistakes_are_refused(collapsed):
     with pytest.raises(TypeError, match=r"the order is summary\(mcmc, model, x, y\)"):
         summary(COLLAPSED, collapsed, X, Y)

@@ -57,7 +57,7 @@ def sampled(name):
     return mcmc
 
 
-@pytest.fixture(scope="module", params=["repriorised", pytest.param("collapsed", marks=pytest.mark.as_compiled)])
+@pytest.fixture(scope="module", params=["repriorised", pytest.param("collapsed", marks=pytest.mark.slow)])
 def run(request):
     _, model, fields = KERNELS[request.param]
     mcmc = sampled(request.param)
@@ -378,17 +378,3 @@ def test_the_model_is_looked_at_as_it_is_at_the_call(form, monkeypatch):
         assert 0.7 < deviations.std() < 1.3
         found.append(idata["log_likelihood"]["y"].values)
     assert np.abs(found[1] - found[0]).max() > 1 and np.abs(found[2] - found[1]).max() > 1
-
-
-@parametrize("width", [1, 30], rest="slow")
-def test_a_loop_over_the_width_of_a_network(width, monkeypatch):
-    monkeypatch.setitem(globals(), "WIDTH", width)
-    draws = prior_draws()
-    for form, left_out in ((network, ["function"]), (COLLAPSED, ["function", "w"])):
-        stored = {name: values for name, values in draws.items() if name not in left_out}
-        idata = to_arviz(stub(stored, form), form, X, Y)
-        posterior = idata["posterior"]
-        assert posterior["w"].shape == (2, 3, width, 2)
-        sigma = np.asarray(posterior["sigma"])[..., None, None]
-        expected = stats.norm.logpdf(Y, function_of(posterior, X), sigma).sum(-1)
-        np.testing.assert_allclose(idata["log_likelihood"]["y"], expected, rtol=2e-3, atol=1e-3)

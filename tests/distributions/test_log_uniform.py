@@ -53,7 +53,6 @@ def check(tolerance):
     "0.5 * jnp.log(2.0 * high) - polynomial(tail, 0.5 / high)",
     "0.5 * jnp.log(2.0 * high)",
 )
-@pytest.mark.as_compiled
 def test_value_and_gradient_in_float64(x64):
     check(1e-9)
 
@@ -63,7 +62,7 @@ def test_value_and_gradient_in_float32():
     check(2e-6)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_quadrature(x64):
     # KL + entropy is E log|w|; a Gauss-Hermite rule on each side of the singularity would be slow, so
     # integrate in log|w|, where the integrand is smooth.
@@ -76,7 +75,6 @@ def test_quadrature(x64):
         np.testing.assert_allclose(log_uniform_kl(mu, sigma), expected - np.log(sigma), atol=1e-8)
 
 
-@pytest.mark.as_compiled
 def test_extremes_and_higher_derivatives(x64):
     gradients = jax.jit(jax.grad(log_uniform_kl, (0, 1)))
     for loc, scale in ((0.0, 1.0), (1.0, 1e-150), (1e150, 1.0), (1e-200, 1.0), (5.0, 1e6)):
@@ -88,7 +86,6 @@ def test_extremes_and_higher_derivatives(x64):
         np.testing.assert_allclose(curvature(u), (1 - 2 * u * slope(u) - slope(u)) / (2 * u), rtol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_broadcasting_and_quasi_kl():
     loc, scale = jnp.arange(6.0).reshape(2, 3), jnp.array([1.0, 2.0, 3.0])
     prior = ImproperLogUniform().expand([3]).to_event(1)
@@ -128,7 +125,6 @@ def test_sampling_and_map_are_refused(data):
         Predictive(model, num_samples=1)(jax.random.key(0), data[0])
 
 
-@pytest.mark.as_compiled
 def test_penalised_likelihood_loss(data):
     weight = 3.0
     guide = AutoNormal(flat_prototype(model))
@@ -148,7 +144,6 @@ def test_penalised_likelihood_loss(data):
     assert abs(loc[1]) < abs(least_squares[1])
 
 
-@pytest.mark.as_compiled
 def test_penalty_weight_is_checked():
     with pytest.raises(ValueError, match="penalty_weight"):
         PenalizedMaximumLikelihood(penalty_weight=0.0)

@@ -40,7 +40,7 @@ def gaussian_kl(mean, covariance):
         (TILTED_PLANE, [0.7, 1.6]),
     ],
     ids=["axis line", "tilted line", "axis plane", "tilted plane"],
-    rest="as_compiled",
+    rest="slow",
 )
 def test_theorem_5_blurred_planes(x64, basis, scale):
     """KL(Q * N(0, I/m) ‖ P) + ½(D − K) log(2πe/m) → QKL, with an error of order 1/m."""
@@ -55,7 +55,7 @@ def test_theorem_5_blurred_planes(x64, basis, scale):
     assert errors[1] < 0.02 * errors[0] and errors[2] < 0.02 * errors[1]
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_theorem_5_gaussian_dropout(x64):
     row = np.array([0.6, -1.1, 0.8])
     m, alpha = 1e7, 0.4
@@ -67,7 +67,6 @@ def test_theorem_5_gaussian_dropout(x64):
 @pytest.mark.fault(
     "distributions/_quasi_kl.py", "0.5 * q.variance / jnp.square(p.scale) - p.log_prob(q.mean)", "-p.log_prob(q.mean)"
 )
-@pytest.mark.as_compiled
 def test_theorem_4_blurred_atoms(x64):
     """For atoms K is 0; the KL of the mixture by quadrature around each atom in two dimensions."""
     row, rate, scale = np.array([0.8, -0.5]), 0.3, 1.3
@@ -96,7 +95,7 @@ def test_theorem_4_blurred_atoms(x64):
     "-xlogy(self.rate, self.rate) - xlog1py(1.0 - self.rate, -self.rate)",
     "-xlogy(self.rate, self.rate)",
 )
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_theorem_4_discretised(x64):
     """Both put on the cells of ever finer grids; s is -D log of a cell's side. The cell of an atom has another mean
     log density than the atom: by half a cell times its slope, at most, and a term of second order."""
@@ -115,7 +114,7 @@ def test_theorem_4_discretised(x64):
 
 
 @pytest.mark.fault("distributions/_quasi_kl.py", "0.5 * trace - p.log_prob(q.mean)", "-p.log_prob(q.mean)")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_proposition_7_blurred_lines_tend_to_the_best_one(x64):
     """A line blurred by N(0, τI), a aᵀ + τI, fitted by KL: at its best ‖a‖² is the leading variance less τ."""
     variances, vectors = np.linalg.eigh(SIGMA)
@@ -142,7 +141,6 @@ def test_proposition_7_blurred_lines_tend_to_the_best_one(x64):
         np.testing.assert_allclose(gap, np.sqrt(variances[-1]) - np.sqrt(variances[-1] - tau), rtol=0.02)
 
 
-@pytest.mark.as_compiled
 def test_equals_the_formula_sheet(x64):
     variances, dim, rank = np.array([0.5, 2.0]), 3, 2
     q = DegenerateNormal(np.zeros(3), TILTED_PLANE, np.sqrt(variances))
@@ -162,8 +160,7 @@ def test_equals_the_formula_sheet(x64):
 
 
 @pytest.mark.fault("distributions/_quasi_kl.py", "(1.0 - q.rate) * at_row", "at_row")
-@pytest.mark.as_compiled
-@pytest.mark.parametrize(
+@parametrize(
     ("kind_of_q", "parameters"),
     [
         (DegenerateNormal, ([0.2, 0.5, -0.4], TILTED_PLANE, [0.7, 1.6])),
@@ -171,8 +168,9 @@ def test_equals_the_formula_sheet(x64):
         (GaussianDropout, ([1.0, 2.0, -0.5], 0.4)),
     ],
     ids=["DegenerateNormal", "BernoulliDropout", "GaussianDropout"],
+    rest="slow",
 )
-@pytest.mark.parametrize("kind", ["normal", "vector normal", "multivariate", "laplace"])
+@parametrize("kind", ["normal", "vector normal", "multivariate", "laplace"], rest="slow")
 def test_closed_forms_against_draws(kind_of_q, parameters, kind):
     q = kind_of_q(*map(np.asarray, parameters))
     loc, scale = np.array([0.3, -0.7, 1.1]), np.array([1.2, 0.6, 2.0])
@@ -191,7 +189,6 @@ def test_closed_forms_against_draws(kind_of_q, parameters, kind):
     assert abs(samples.mean() - closed) < 7 * samples.std() / np.sqrt(n)
 
 
-@pytest.mark.as_compiled
 def test_batches_wrappers_and_masks(x64):
     rows = RNG.normal(size=(4, 3))
     q = BernoulliDropout(rows, 0.3)
@@ -213,7 +210,6 @@ def test_batches_wrappers_and_masks(x64):
         quasi_kl(dist.Normal(np.zeros(4), 0.5), dist.Normal(0.0, 2.0).mask(mask))
 
 
-@pytest.mark.as_compiled
 def test_is_kl_where_there_is_a_density(x64):
     q, p = dist.Normal(np.array([0.2, 1.0]), 0.5).to_event(1), dist.Normal(np.zeros(2), 2.0).to_event(1)
     np.testing.assert_array_equal(quasi_kl(q, p), kl_divergence(q, p))
@@ -230,14 +226,12 @@ def test_is_kl_where_there_is_a_density(x64):
     np.testing.assert_allclose(estimate, exact, atol=0.02)
 
 
-@pytest.mark.as_compiled
 def test_lower_bound_is_reached_by_the_restricted_prior(x64):
     # −log ∫_S p over the line of N(0, I): the line through 0 has mass (2π)^(-(D-1)/2).
     line = DegenerateNormal(np.zeros(3), TILTED_PLANE[:, :1], np.ones(1))
     np.testing.assert_allclose(quasi_kl(line, dist.Normal(0.0, 1.0)), np.log(2 * np.pi), rtol=1e-12)
 
 
-@pytest.mark.as_compiled
 def test_transformations_and_gradients():
     def value(loc, scale, row, rate, alpha):
         p = dist.MultivariateNormal(jnp.asarray(MEAN), scale_tril=jnp.asarray(ROOT))
@@ -256,7 +250,6 @@ def test_transformations_and_gradients():
     assert all(np.all(np.isfinite(g)) for g in jax.jit(jax.grad(value, (0, 1, 2, 3, 4)))(*arguments))
 
 
-@pytest.mark.as_compiled
 def test_registered_rules_are_used():
     class Point(dist.Delta):
         pass

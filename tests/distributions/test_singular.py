@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-import pytest
 import scipy.stats
 
 from numpyro_wide.distributions import BernoulliDropout, DegenerateNormal, GaussianDropout
@@ -27,7 +26,7 @@ def examples():
     ]
 
 
-@parametrize("index", range(6), rest="as_compiled")
+@parametrize("index", range(6), rest="slow")
 def test_shapes_moments_support_and_transformations(index):
     d = examples()[index]
     n = 40000
@@ -52,7 +51,6 @@ def test_shapes_moments_support_and_transformations(index):
     assert d.expand((4, *d.batch_shape)).sample(jax.random.key(0)).shape == (4, *d.batch_shape, 3)
 
 
-@pytest.mark.as_compiled
 def test_degenerate_density_in_coordinates(x64):
     q, r = np.linalg.qr(BASIS)
     d = DegenerateNormal(LOC, BASIS, SCALE)
@@ -69,7 +67,6 @@ def test_degenerate_density_in_coordinates(x64):
     np.testing.assert_allclose(full.log_prob(point), proper.log_prob(point), rtol=1e-8)
 
 
-@pytest.mark.as_compiled
 def test_gaussian_dropout_density_integrates_to_one(x64):
     d = GaussianDropout(ROWS[0], 0.6)
     s = np.linspace(-8, 10, 4001)
@@ -78,7 +75,6 @@ def test_gaussian_dropout_density_integrates_to_one(x64):
     np.testing.assert_allclose(np.trapezoid(density, length), 1.0, rtol=1e-8)
 
 
-@pytest.mark.as_compiled
 def test_bernoulli_draws_are_atoms_and_the_relaxed_gradient_has_a_value():
     d = BernoulliDropout(ROWS, 0.4, temperature=0.05)
     draws = d.sample(jax.random.key(0), (2000,))
@@ -96,7 +92,7 @@ def test_bernoulli_draws_are_atoms_and_the_relaxed_gradient_has_a_value():
     assert np.isfinite(jax.grad(mean_first)(1.0, 0.2))
 
 
-@parametrize("index", range(6), rest="as_compiled")
+@parametrize("index", range(6), rest="slow")
 def test_gradients_are_finite_and_vmap_works(index):
     d = examples()[index]
     value = d.sample(jax.random.key(1))
@@ -111,7 +107,7 @@ def test_gradients_are_finite_and_vmap_works(index):
     assert jax.vmap(d.sample)(keys).shape == (3, *d.shape())
 
 
-@parametrize("dtype", [jnp.float16, jnp.bfloat16, int], rest="as_compiled")
+@parametrize("dtype", [jnp.float16, jnp.bfloat16, int], rest="slow")
 def test_numbers_of_any_type_will_do(dtype):
     line = DegenerateNormal(jnp.zeros(2, dtype), jnp.ones((2, 1), dtype), jnp.ones(1, dtype))
     assert line.log_prob(line.sample(jax.random.key(0))).dtype == jnp.float32

@@ -81,7 +81,6 @@ GUIDES = {
 }
 
 
-@pytest.mark.as_compiled
 @parametrize(
     "options",
     [{}, {"num_particles": 3}, {"num_particles": 3, "vectorize_particles": False, "sum_sites": False}],
@@ -147,7 +146,6 @@ def test_only_the_kl_is_tempered(options):
     np.testing.assert_allclose(all_tempered[0]["w"], 0.3 * kl, rtol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_joint_guide_is_tempered_as_a_whole():
     _, guide, params = GUIDES["AutoDiagonalNormal"]()
     args = jax.random.key(2), params, model, guide, X, Y
@@ -175,7 +173,7 @@ def test_flax_sites_by_name_and_training():
     assert fit.losses[-1] < fit.losses[0]
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_mutable_state_is_carried():
     loss = TemperedTraceMeanFieldELBO(eta=0.5)
     svi = SVI(counting_model, written_guide, numpyro.optim.Adam(0.01), loss)
@@ -190,7 +188,7 @@ def test_mutable_state_is_carried():
     assert state.mutable_state["calls"]["count"] == start + 4
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_minibatch_gradients_average_to_the_full_one(x64):
     x, y = jnp.asarray(X, float), jnp.asarray(Y, float)
 
@@ -259,7 +257,6 @@ def test_balance_of_the_two_terms_against_width(dataset):
     np.testing.assert_allclose(plain * np.array(widths), plain[0] * widths[0], rtol=0.01)
 
 
-@pytest.mark.as_compiled
 def test_number_of_observations_from_plates():
     def two_groups(y, z):
         w = numpyro.sample("w", dist.Normal(0, 1))
@@ -278,7 +275,6 @@ def test_number_of_observations_from_plates():
     assert by_plates == given != TemperedTraceMeanFieldELBO(num_neurons=50, num_observations=16).loss(*args)
 
 
-@pytest.mark.as_compiled
 def test_eta_may_be_traced():
     _, params = prepared(model, written_guide)
     args = jax.random.key(2), params, model, written_guide, X, Y

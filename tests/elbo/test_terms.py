@@ -72,7 +72,6 @@ def test_terms_add_up_to_the_loss(loss):
     np.testing.assert_allclose(terms.total_ratio, sum(terms.ratio.values()), rtol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_monitored_run_is_svis_run():
     model = erf_network(16)
     svi = SVI(model, normal_guide(16), numpyro.optim.Adam(0.01), TemperedTraceMeanFieldELBO(num_neurons=16))
@@ -90,7 +89,6 @@ def test_monitored_run_is_svis_run():
         run_monitored(svi, jax.random.key(0), X, Y, every=10)
 
 
-@pytest.mark.as_compiled
 def test_terms_need_a_loss_with_sites():
     model = erf_network(4)
     svi = SVI(model, normal_guide(16), numpyro.optim.Adam(0.01), TraceGraph_ELBO())
@@ -98,7 +96,6 @@ def test_terms_need_a_loss_with_sites():
         elbo_terms(svi, None, X, Y)
 
 
-@pytest.mark.as_compiled
 def test_certificate_formula(x64):
     x = np.array([[0.5, -1.0], [2.0, 0.3], [0.0, 0.1]])
     y, x_test = np.array([1.0, -2.0, 0.4]), np.array([[1.0, 1.0], [0.0, 0.0]])
@@ -150,14 +147,12 @@ def test_the_bound_refuses_what_gives_none(arguments, message):
 
 
 @pytest.mark.fault("elbo/_certificate.py", "    if jnp.ndim(scale):", "    if jnp.ndim(scale) > 1:")
-@pytest.mark.as_compiled
 def test_the_bound_takes_one_scale_at_a_time():
     for name in ("noise_scale", "weight_scale", "bias_scale", "readout_scale"):
         with pytest.raises(ValueError, match=rf"{name} must be one number, but has shape \(10,\)"):
             mean_field_bound(X, Y, X, 100, **{name: np.ones(10)})
 
 
-@pytest.mark.as_compiled
 def test_a_guide_on_its_prior_obeys_the_bound_and_is_warned_about():
     width = 1000
     model = erf_network(width)
@@ -174,7 +169,6 @@ def test_a_guide_on_its_prior_obeys_the_bound_and_is_warned_about():
     assert set(nats) == {"w", "b", "v"}
 
 
-@pytest.mark.as_compiled
 def test_nats_per_weight():
     kl = {"hidden": jnp.array(40.0), "readout": jnp.array(0.3)}
     terms = ELBOTerms({"y": jnp.array(-5.0)}, kl, kl, kl, jnp.array(1.0), {"hidden": 100, "readout": 10})

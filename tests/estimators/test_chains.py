@@ -32,7 +32,6 @@ from numpyro_wide.estimators._policy import in_precision, needs_double
 from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed
 from numpyro_wide.estimators._scoring import chain_weights
 from numpyro_wide.wide_limit import WideLimitFit
-from tests.compilations import compilations
 from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(2)
@@ -145,7 +144,7 @@ def test_noise_by_row_is_constant_at_first(monkeypatch):
 
 
 @pytest.mark.fault("estimators/_chains.py", "if is_settled or", "if lines or")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     seen = []
 
@@ -305,21 +304,3 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
     assert not set(kept) & {3, 12, 14} and all(np.isfinite(part[kept]).all() for part in function)
     with pytest.raises(FloatingPointError, match="no draw of the chains"):
         finite_draws((np.full((40, 5, 1), np.nan),), 4)
-
-
-@pytest.mark.as_compiled
-@parametrize("noise", ["constant", "by_row"], rest="slow")
-def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
-    monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True, 1.0))
-    plan = plan_regression(40, 2, 1, method="chains", noise=noise, hidden=(4,), num_chains=2, time_budget=20)
-    plan = replace(
-        plan, schedules=(replace(plan.schedules[0], num_constant=200, num_warmup=100, looks=(200,), num_pieces=5),)
-    )
-
-    def fit(x, y):
-        return WideBNNRegressor(plan=plan, random_state=0).fit(x, y).predict(x)
-
-    fit(X, Y)
-    with compilations() as compiled:
-        fit(X[::-1], Y**2)
-    assert compiled == []

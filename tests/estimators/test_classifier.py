@@ -25,7 +25,6 @@ QUICK = {"activation": "erf", "depth": 1, "input_scale": False, "progress_bar": 
 WORDS = np.array(["low", "middle", "high"])[np.digitize(X[:, 0] + 0.2 * RANDOM.normal(size=45), [-0.5, 0.5])]
 
 
-@pytest.mark.as_compiled
 def test_the_fit_is_a_limit_of_its_labels():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, X[:, 0] > 0)
     assert isinstance(model.fit_, wide_limit.WideLimitFit) and model.fit_.likelihood == "bernoulli"
@@ -45,7 +44,7 @@ def test_labels_that_were_measured_twice_are_no_copies():
     assert len(without_copies(x, x[:, 0] > 0, report)[0]) == 26 and "26 of 52 rows are copies" in report.warnings[0]
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_words_for_labels_and_what_is_told():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, WORDS)
     assert model.classes_.tolist() == ["high", "low", "middle"] and model.score(X, WORDS) > 0.8

@@ -140,7 +140,7 @@ def test_units_of_the_targets_and_of_the_columns_change_nothing(fitted):
 
 
 @pytest.mark.fault("estimators/_base.py", "shares = values / size", "shares, size = values, 1.0")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 @parametrize("size", [1e-200, 1e200], rest="slow")
 def test_numbers_whose_squares_are_out_of_range(size, fitted):
     model = WideBNNRegressor(**LIMIT).fit(size * X, size * Y)
@@ -188,7 +188,7 @@ def test_equal_rows_of_inputs_that_take_few_values_are_measurements():
     np.testing.assert_allclose(deviation, 0.3, rtol=0.03)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
     def fail(*_, **__):
         raise ValueError("nowhere finite")

@@ -83,7 +83,7 @@ def test_plans_of_a_budget():
     )
 
 
-@parametrize(
+@pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({}, True),
@@ -97,7 +97,6 @@ def test_plans_of_a_budget():
         ({"hidden": (50,)}, False),
         ({"noise": "by_row"}, False),
     ],
-    rest="as_compiled",
 )
 def test_structured_limits_are_candidates_where_nothing_else_is_asked_for(options, expected):
     shape = {"num_rows": 300, "num_columns": 8, "num_outputs": 1, "time_budget": 60.0}

@@ -240,6 +240,7 @@ def test_the_plan_says_whether_layers_are_preferred(monkeypatch):
     'known = {**self.fit.scales, "noise": self.fit.noise_scale}, *data',
 )
 @parametrize("method", ["auto", "limit"], rest="slow")
+@pytest.mark.slow
 def test_chains_start_with_the_winner(method, monkeypatch):
     seen = []
     scales = {"w_std": np.ones(2), "input_scale": np.array([1.0, 3.0]), "b_std": 0.5}

@@ -276,7 +276,7 @@ def test_predictions_of_the_same_rows_are_computed_once(weighted, monkeypatch):
 
 
 @pytest.mark.fault("estimators/_plan.py", '(seconds - COMPILING["weighted draws"]) / draw', "500")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
     few = WideBNNRegressor(method="weighted", time_budget=0.01, random_state=0).fit(X, Y)
     for found, expected in ((weighted, 500), (few, 50)):
@@ -319,7 +319,7 @@ def test_precision_is_left_as_it_was(weighted):
     assert not jax.config.jax_enable_x64 and jax.numpy.ones(()).dtype == np.float32
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_predictions_survive_pickling_and_a_process_of_their_own(weighted, tmp_path):
     path = tmp_path / "model.pickle"
     path.write_bytes(pickle.dumps((weighted, X_NEW)))
@@ -392,7 +392,6 @@ def test_the_limit_has_a_tenth_at_most(monkeypatch):
     "num_kept = min(round(self.weight * number), number - 1)",
     "num_kept = round((1 - self.weight) * number)",
 )
-@pytest.mark.as_compiled
 def test_a_stack_is_a_mixture_of_draws_and_limit():
     drawn, limit = (
         WideBNNRegressor(method=method, random_state=0, time_budget=20).fit(X, Y) for method in ("weighted", "limit")

@@ -35,9 +35,8 @@ QUICK = (
 SHORT = {"method": "limit", "time_budget": 9.0}
 
 
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("name", QUICK)
-@pytest.mark.parametrize("kind", [WideBNNRegressor, WideBNNClassifier])
+@parametrize("name", QUICK, rest="slow")
+@parametrize("kind", [WideBNNRegressor, WideBNNClassifier], rest="slow")
 def test_some_of_the_checks(kind, name):
     getattr(estimator_checks, name)(kind.__name__, kind(**SHORT))
 

@@ -121,6 +121,7 @@ def test_targets_without_a_logarithm_have_no_density():
     assert np.isfinite(fitted("cube_root").log_density(X[:1], [-0.1])).all()
 
 
+@pytest.mark.slow
 def test_several_targets_are_mapped_together():
     both = np.column_stack([Y["log"], 1e6 * Y["log"]])
     model = WideBNNRegressor(method="limit", random_state=0).fit(X, both)

@@ -104,7 +104,6 @@ def test_both_parts_make_the_potential_energy(name):
         assert np.isfinite(log_weight)
 
 
-@pytest.mark.as_compiled
 def test_draws_are_of_the_prior_and_weights_are_the_likelihood():
     model, args = MODELS["constrained"]
     keys = jax.random.split(KEY, 2000)
@@ -117,7 +116,6 @@ def test_draws_are_of_the_prior_and_weights_are_the_likelihood():
     np.testing.assert_allclose(again[usual], log_weights[usual], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.as_compiled
 def test_nothing_is_rounded_off_where_priors_are_standard_normal():
     """10⁵ weights: their log density alone would be rounded to 0.01."""
 
@@ -131,7 +129,6 @@ def test_nothing_is_rounded_off_where_priors_are_standard_normal():
     np.testing.assert_allclose(found.weight, log_weight, rtol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_conditioned_sites_are_no_longer_integrated():
     fixed = collapse_readout(condition(network, {"sigma": 0.3}), **READOUT, observed="y")
     z, log_weight = jax.jit(lambda: draw(partial(fixed, X, Y), KEY))()

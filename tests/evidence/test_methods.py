@@ -7,7 +7,6 @@ from scipy import stats
 
 from numpyro_wide.evidence import _chains, _methods
 from numpyro_wide.evidence import _methods as _overlap
-from tests.marks import parametrize
 
 SHIFT, SCALE = 1.5, 0.7
 LOG_RATIO = 3.0 + np.log(SCALE)  # of the normalisers of exp(3 - (x - SHIFT)² / (2 SCALE²)) and exp(-x² / 2)
@@ -23,7 +22,7 @@ def draws(seed, num_lower, num_upper):
 
 
 @pytest.mark.fault("evidence/_methods.py", "share = num_upper / (num_lower + num_upper)", "share = 0.5")
-@parametrize(("num_lower", "num_upper"), [(2000, 2000), (500, 4000)], rest="as_compiled")
+@pytest.mark.parametrize(("num_lower", "num_upper"), [(2000, 2000), (500, 4000)])
 def test_bridge_of_two_gaussians(num_lower, num_upper):
     found = [_overlap.bridge(*draws(seed, num_lower, num_upper)) for seed in range(100)]
     errors = np.array([bridge.log_ratio - LOG_RATIO for bridge in found])
@@ -37,7 +36,6 @@ def test_bridge_of_two_gaussians(num_lower, num_upper):
     np.testing.assert_allclose(np.mean([bridge.overlap for bridge in found]), overlap, rtol=0.02)
 
 
-@pytest.mark.as_compiled
 def test_effective_sizes_change_the_weights_and_not_what_is_estimated():
     lower, upper = draws(0, 20_000, 20_000)
     found = _overlap.bridge(lower, upper, (20_000.0, 500.0))
@@ -45,14 +43,12 @@ def test_effective_sizes_change_the_weights_and_not_what_is_estimated():
     assert abs(found.log_ratio - LOG_RATIO) < 4 * error < 0.1
 
 
-@pytest.mark.as_compiled
 def test_distributions_that_differ_by_a_constant_have_no_error():
     found = _overlap.bridge(np.full(10, -7.0), np.full(20, -7.0))
     np.testing.assert_allclose([found.log_ratio, found.overlap], [-7, 1], rtol=1e-12)
     assert np.ptp(found.lower) == np.ptp(found.upper) == 0
 
 
-@pytest.mark.as_compiled
 def test_draws_without_density_count_as_such():
     lower, upper = draws(1, 4000, 4000)
     half = np.where(np.arange(8000) < 4000, -np.inf, 0.0)
@@ -61,7 +57,6 @@ def test_draws_without_density_count_as_such():
 
 
 @pytest.mark.fault("evidence/_methods.py", "beta + float(np.exp(low))", "float(np.exp(low))")
-@pytest.mark.as_compiled
 def test_next_temperature_of_gaussian_log_weights():
     """Weights exp(Δ s x) of normal x are worth exp(-Δ² s²) of their number."""
     log_weights = 100 + 8 * np.random.default_rng(0).normal(size=200_000)
@@ -73,7 +68,6 @@ def test_next_temperature_of_gaussian_log_weights():
     np.testing.assert_allclose(_overlap.effective_share(8 * np.random.default_rng(1).normal(size=10) * 0), 1.0)
 
 
-@pytest.mark.as_compiled
 def test_resampling_copies_by_weight():
     weights = np.array([0.5, 0.1, 0.0, 0.4])
     with np.errstate(divide="ignore"):

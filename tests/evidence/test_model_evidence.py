@@ -27,7 +27,6 @@ def check(found, truth, *, largest_error):
 
 @pytest.mark.fault("evidence/_chains.py", "density.weight + density.start - reference", "density.weight - reference")
 @pytest.mark.fault("evidence/_chains.py", "- beta * density.weight", "- density.weight")
-@pytest.mark.as_compiled
 def test_both_methods_on_a_conjugate_model_compiled_once():
     model, args, truth = known.conjugate()
     bridge = model_evidence(KEY, model, *args)
@@ -51,35 +50,8 @@ SMALL = {"num_chains": 4, "num_warmup": 100, "num_samples": 400}
 WIDTH = 1
 
 
-@pytest.mark.slow
-def test_a_model_is_looked_at_anew_at_each_call_and_compiled_once(monkeypatch):
-    """A loop over what is a global of the model: sums of weights, whose evidence is known."""
-    x, y = np.linspace(-1, 1, 6, dtype="f"), np.linspace(-2, 3, 6, dtype="f")
-
-    def model(x, y=None):
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([WIDTH]).to_event(1))
-        numpyro.sample("y", dist.Normal(x * w.sum(), 1.0).to_event(1), obs=y)
-
-    def found():
-        return model_evidence(KEY, model, x, y, method="bridge", **SMALL)
-
-    def truth(width):
-        return stats.multivariate_normal.logpdf(y, np.zeros(6), width * np.outer(x, x) + np.eye(6))
-
-    first = []
-    for width in (1, 30):
-        monkeypatch.setitem(globals(), "WIDTH", width)
-        first.append(found())
-        assert abs(first[-1].log_evidence - truth(width)) < 4 * first[-1].standard_error < 0.3
-    with compilations() as again:
-        for width, before in zip((1, 30), first, strict=True):
-            monkeypatch.setitem(globals(), "WIDTH", width)
-            assert found().log_evidence == before.log_evidence
-    assert not again
-
-
 @pytest.mark.fault("_compile.py", "sha256(lowered.as_text().encode()).digest()", "0")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_programs_are_those_of_a_model_with_the_same_density_and_gradient():
     def compiled(slope, offset=0.0):
         square = jax.custom_jvp(lambda v: v**2 + offset)
@@ -141,7 +113,6 @@ def test_temperatures_that_run_together_are_those_that_run_alone():
     np.testing.assert_allclose(together.log_evidence, alone.log_evidence, rtol=1e-4)
 
 
-@pytest.mark.as_compiled
 def test_one_unit_by_quadrature():
     model, args, truth = known.one_unit()
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)
@@ -179,7 +150,6 @@ def test_errors_over_repetitions_are_those_that_are_told(monkeypatch, case, meth
 
 
 @pytest.mark.fault("evidence/_model_evidence.py", "not evidence.is_trusted):", "evidence.is_trusted):")
-@pytest.mark.as_compiled
 def test_a_bridge_without_overlap_is_not_trusted_and_gives_way(monkeypatch):
     model, args, truth = known.conjugate()
     bridge = _methods.by_bridge
@@ -193,7 +163,7 @@ def test_a_bridge_without_overlap_is_not_trusted_and_gives_way(monkeypatch):
     check(model_evidence(KEY, model, *args), truth, largest_error=0.2)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_gaussian_with_nothing_in_common(monkeypatch):
     model, args, _ = known.conjugate()
     monkeypatch.setattr("numpyro_wide.evidence._chains.gaussian_draws", lambda *a: np.full(800, -np.inf))
@@ -201,7 +171,6 @@ def test_a_gaussian_with_nothing_in_common(monkeypatch):
         assert np.isnan(model_evidence(KEY, model, *args, method="bridge").log_evidence)
 
 
-@pytest.mark.as_compiled
 def test_progress_is_shown_unless_in_ci(bars, monkeypatch, capsys):
     model, args, _ = known.conjugate()
     model_evidence(KEY, model, *args, method="bridge")

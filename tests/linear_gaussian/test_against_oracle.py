@@ -112,7 +112,7 @@ def check_everything(case, variant):
     "row_sums_of_squares(remainder) + variance * row_sums_of_squares(weights)",
     "row_sums_of_squares(remainder)",
 )
-@parametrize(("n", "d", "k"), SHAPES, rest="as_compiled")
+@parametrize(("n", "d", "k"), SHAPES, rest="slow")
 def test_every_size(n, d, k):
     case = oracle.random_case(n, d, k, seed=n + 50 * d)
     for variant in VARIANTS:
@@ -124,10 +124,9 @@ def test_every_size(n, d, k):
     "sum_over_outputs(log_evidence_of, self._factorised) - standard",
     "sum_over_outputs(log_evidence_of, self._factorised) + standard",
 )
-@pytest.mark.as_compiled
 @parametrize("d", [4, 9], rest="slow")
 @pytest.mark.parametrize("noise_shape", NOISE_SHAPES)
-@pytest.mark.parametrize("prior_shape", PRIOR_SHAPES)
+@parametrize("prior_shape", PRIOR_SHAPES, rest="slow")
 def test_noise_and_priors_of_every_shape(d, noise_shape, prior_shape):
     prior_shape = {"rows": (d, 1), "full": (d, 3)}.get(prior_shape, prior_shape)
     case = oracle.random_case(7, d, 3, noise_shape, prior_shape, seed=1)
@@ -137,9 +136,8 @@ def test_noise_and_priors_of_every_shape(d, noise_shape, prior_shape):
         assert found["posterior"][1].ndim == (2 if is_shared else 3)
 
 
-@pytest.mark.as_compiled
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("noise_shape", "factor"), [((), 10.0), ((6, 1), 0.3), ((), 1e12)])
+@parametrize(("noise_shape", "factor"), [((), 10.0), ((6, 1), 0.3), ((), 1e12)], rest="slow")
 def test_regulariser_is_the_noise_variance_of_the_map(variant, noise_shape, factor):
     case = oracle.random_case(6, 4, 2, noise_shape, (4, 2), seed=3)
     regulariser = factor * case.noise_scale**2
@@ -152,7 +150,6 @@ def test_regulariser_is_the_noise_variance_of_the_map(variant, noise_shape, fact
         oracle.close(forward(case.phi), case.prior_loc + case.prior_scale * case.phi, 1e-8)
 
 
-@pytest.mark.as_compiled
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("n", "d"), [(6, 4), (4, 6)])
 def test_vectors_are_single_columns(variant, n, d):
@@ -169,9 +166,8 @@ def test_vectors_are_single_columns(variant, n, d):
         )
 
 
-@pytest.mark.as_compiled
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("noise_shape", NOISE_SHAPES)
+@parametrize("noise_shape", NOISE_SHAPES, rest="slow")
 def test_evidence_identity(variant, noise_shape):
     """log p(W) + log p(Y | W) + log |det| = log N(φ; 0, I) + log evidence."""
     case = oracle.random_case(7, 5, 3, noise_shape, (5, 3), seed=5)
@@ -213,14 +209,14 @@ def check_gradient(function, *args):
 @pytest.mark.fault(
     "linear_gaussian/_evidence.py", "(jnp.sum(alpha**2) - num_outputs * trace_inverse)", "jnp.sum(alpha**2)"
 )
-@pytest.mark.as_compiled
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
+@parametrize(
     ("n", "d", "noise_shape"),
     [
         *((6, 4, ()), (4, 6, ()), (5, 5, ()), (6, 4, (6, 1)), (4, 6, (4, 1)), (4, 6, (2,)), (6, 4, (6, 2))),
         *((140, 131, ()), (131, 140, ())),  # triangular inverses in blocks
     ],
+    rest="slow",
 )
 def test_gradients_against_finite_differences(variant, n, d, noise_shape):
     case = oracle.random_case(n, d, 2, noise_shape, seed=6)
@@ -251,7 +247,6 @@ def test_evidence_in_forward_mode(variant):
     oracle.close(forward, sum(np.sum(x) for x in reverse))
 
 
-@pytest.mark.as_compiled
 def test_evidence_has_second_derivatives():
     case = oracle.random_case(5, 3, 2, seed=8)
 
@@ -262,7 +257,7 @@ def test_evidence_has_second_derivatives():
     check_gradient(squared_slope, case.features, case.noise_scale)
 
 
-@parametrize("variant", (*VARIANTS, "auto"), rest="as_compiled")
+@parametrize("variant", (*VARIANTS, "auto"), rest="slow")
 def test_batches_by_vmap(variant):
     cases = [oracle.random_case(6, 4, 2, seed=seed) for seed in range(3)]
     stacked = [np.stack(x) for x in zip(*[(c.features, c.targets, c.phi, c.noise_scale) for c in cases], strict=True)]

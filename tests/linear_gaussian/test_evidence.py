@@ -77,7 +77,7 @@ def test_the_estimate_is_seldom_below_the_error_and_never_far(shape):
 
 
 @pytest.mark.usefixtures("nans_allowed")
-@parametrize("variant", VARIANTS, rest="as_compiled")
+@parametrize("variant", VARIANTS, rest="slow")
 def test_every_variant_has_its_own(variant):
     rng = np.random.default_rng(3)
     for kind in ("tanh", "relu", "five columns"):
@@ -112,9 +112,8 @@ def test_targets_along_the_features_keep_their_digits():
 
 
 @pytest.mark.usefixtures("nans_allowed")
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("shape", [(50, 100), (100, 50)])
+@parametrize("variant", VARIANTS, rest="slow")
+@parametrize("shape", [(50, 100), (100, 50)], rest="slow")
 def test_gradients_are_those_of_float64_where_targets_lie_along_the_features(variant, shape):
     """In reverse and in forward mode, with the value that goes with them."""
     rng = np.random.default_rng(1)
@@ -167,9 +166,7 @@ def dense(features, targets):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.fault("linear_gaussian/_linalg.py", "-lower_right @ (factor", "lower_right @ (factor")
 @pytest.mark.fault("linear_gaussian/_linalg.py", " + below.T @ below", "")
-@parametrize(
-    ("n", "d", "k"), [(150, 170, 1), (151, 170, 2), (151, 160, 5), (170, 151, 1), (301, 290, 3)], rest="as_compiled"
-)
+@parametrize(("n", "d", "k"), [(150, 170, 1), (151, 170, 2), (151, 160, 5), (170, 151, 1), (301, 290, 3)], rest="slow")
 def test_evidence_and_gradient_by_halves(n, d, k):
     rng = np.random.default_rng(n + d + k)
     features, targets = rng.normal(size=(2, n, d)) / np.sqrt(d), rng.normal(size=(n, k))

@@ -30,8 +30,8 @@ DEGENERATE = {
 
 
 @pytest.mark.as_compiled
-@pytest.mark.parametrize("is_double", [False, True], ids=["float32", "float64"])
-@pytest.mark.parametrize("kind", DEGENERATE)
+@parametrize("is_double", [False, True], ids=["float32", "float64"], rest="slow")
+@parametrize("kind", DEGENERATE, rest="slow")
 def test_no_nan_in_values_or_gradients(kind, is_double):
     with enable_x64(is_double):
         features = jnp.asarray(DEGENERATE[kind], float)
@@ -98,7 +98,8 @@ log_scales = st.floats(-3, 3)
 
 @settings(max_examples=40, deadline=None)
 @given(shape=shapes, rank=st.integers(0, 6), log_scales=st.tuples(log_scales, log_scales), seed=st.integers(0, 99))
-@parametrize("is_double", [False, True], ids=["float32", "float64"], rest="as_compiled")
+@pytest.mark.as_compiled
+@parametrize("is_double", [False, True], ids=["float32", "float64"], rest="slow")
 def test_map_is_a_bijection_at_every_scale_and_rank(is_double, shape, rank, log_scales, seed):
     n, d, k = shape
     rng = np.random.default_rng(seed)
@@ -149,8 +150,8 @@ def round_trip(features, targets, phi, noise_scale, variant):
     "representable()\n        mean, covariance = standard.for_each_output(posterior_moments)",
 )
 @pytest.mark.as_compiled
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("n", "d"), [(6, 4), (4, 6)])
+@parametrize("variant", VARIANTS, rest="slow")
+@parametrize(("n", "d"), [(6, 4), (4, 6)], rest="slow")
 @pytest.mark.usefixtures("nans_allowed")
 def test_noise_that_is_lost_in_rounding_gives_nan_and_no_wrong_number(variant, n, d):
     """At a norm of the features of 1e15 and a noise of 1 float32 once gave an evidence that was 32 nats off."""
@@ -176,7 +177,6 @@ def test_noise_that_is_lost_in_rounding_gives_nan_and_no_wrong_number(variant, n
             assert np.isnan(part).all() == is_lost
 
 
-@pytest.mark.as_compiled
 def test_half_precision_lists_and_tables_are_taken_as_single_precision():
     features, targets = np.random.default_rng(0).normal(size=(5, 3)), np.arange(5)
     expected = lg.log_evidence(features.astype(np.float16).astype("f"), targets.astype("f"), 0.5)
@@ -213,7 +213,8 @@ def test_negative_scales_under_jit_are_not_their_mirror_image():
     assert all(map(jnp.isnan, everything(0.5, 1.0, -0.3)[:2]))
 
 
-@parametrize("variant", VARIANTS, rest="as_compiled")
+@pytest.mark.as_compiled
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_evidence_near_its_border_is_that_of_every_variant(variant, nans_allowed):
     """A noise variance in the rounding of the eigenvalues of fewer directions than rows: they were off by 1e5."""
     rng = np.random.default_rng(0)

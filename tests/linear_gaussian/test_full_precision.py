@@ -43,9 +43,8 @@ def all_are_full(lines):
 @pytest.mark.fault(
     "linear_gaussian/_evidence.py", "@log_evidence_of.defjvp\n@full_precision\n", "@log_evidence_of.defjvp\n"
 )
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("noise_scale", [0.3, np.array([0.2, 0.4])], ids=["shared", "by output"])
-@pytest.mark.parametrize("variant", ["feature", "data", "data-cholesky"])
+@parametrize("noise_scale", [0.3, np.array([0.2, 0.4])], ids=["shared", "by output"], rest="slow")
+@parametrize("variant", ["feature", "data", "data-cholesky"], rest="slow")
 @pytest.mark.parametrize("name", [*OF_ANY, *OF_DENSE])
 def test_dense_algebra(name, variant, noise_scale):
     def fn(features, targets, loc):
@@ -66,7 +65,7 @@ def in_blocks(network, name):
     return products(with_gradients(fn, *args) if name == "evidence" else fn, *args)
 
 
-@parametrize("name", OF_ANY, rest="as_compiled")
+@pytest.mark.parametrize("name", OF_ANY)
 def test_algebra_by_blocks_and_its_network(name):
     algebra = in_blocks(lambda weights, rows: jnp.tanh(rows * weights[0]), name)
     assert all_are_full(algebra)

@@ -29,7 +29,6 @@ def by_methods(problem, phi):
     }
 
 
-@pytest.mark.as_compiled
 def test_methods_and_functions_agree_and_a_problem_goes_through_jit():
     found = by_methods(problem_of(), CASE.phi)
     data, prior = CASE[:2], {"prior_loc": CASE.prior_loc, "prior_scale": CASE.prior_scale}
@@ -43,7 +42,6 @@ def test_methods_and_functions_agree_and_a_problem_goes_through_jit():
     jax.tree.map(lambda one, other: oracle.close(one, other, 1e-4), found, expected)
 
 
-@pytest.mark.as_compiled
 def test_joint_predictions_have_the_variances_on_the_diagonal():
     problem = problem_of()
     mean, variance, _ = problem.predict(TEST)

@@ -40,7 +40,7 @@ def blocked(weights, x, y, noise, scale, block_size=16):
     "return alpha @ sums.mean.T - features @ shared, alpha",
     "return alpha @ sums.mean.T, alpha",
 )
-@parametrize("kind", NOISES, rest="as_compiled")
+@parametrize("kind", NOISES, rest="slow")
 def test_value_and_gradient_of_the_dense_form(kind):
     noise, num_outputs = NOISES[kind]
     with jax.enable_x64(True):
@@ -50,7 +50,7 @@ def test_value_and_gradient_of_the_dense_form(kind):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-10), expected, found)
 
 
-@parametrize("kind", NOISES, rest="as_compiled")
+@parametrize("kind", NOISES, rest="slow")
 def test_leave_one_out_of_the_dense_form(kind):
     noise, num_outputs = NOISES[kind]
     x, weights, y = RNG.normal(size=(47, 3)), RNG.normal(size=(3, 10)), RNG.normal(size=(47, num_outputs))
@@ -64,7 +64,7 @@ def test_leave_one_out_of_the_dense_form(kind):
 @pytest.mark.fault("linear_gaussian/_row_blocks.py", "jnp.sqrt(variance)[:, None, None] * sums.inverse", "sums.inverse")
 @pytest.mark.fault("linear_gaussian/_row_blocks.py", "sums.inverse * scale[None, None]", "sums.inverse")
 @pytest.mark.fault("linear_gaussian/_row_blocks.py", "return self.root[0].T @ columns", "return self.root[0] @ columns")
-@parametrize("kind", NOISES, rest="as_compiled")
+@parametrize("kind", NOISES, rest="slow")
 def test_posterior_of_the_normal_equations(kind):
     noise, num_outputs = NOISES[kind]
     x, weights, y = RNG.normal(size=(47, 3)), RNG.normal(size=(3, 10)), RNG.normal(size=(47, num_outputs))
@@ -91,7 +91,6 @@ def test_posterior_of_the_normal_equations(kind):
         np.testing.assert_allclose(readout[:, output] - center, root.T @ phi[:, output], rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.as_compiled
 def test_features_by_blocks_and_dense_ones_are_used_alike():
     x, y = RNG.normal(size=(47, 3)), RNG.normal(size=47)
     with jax.enable_x64(True):
@@ -109,7 +108,6 @@ def test_features_by_blocks_and_dense_ones_are_used_alike():
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), other, found[-1])
 
 
-@pytest.mark.as_compiled
 def test_chains_are_vectorised():
     x, y = RNG.normal(size=(40, 3)).astype("f"), RNG.normal(size=40).astype("f")
     chains = jnp.asarray(RNG.normal(size=(2, 3, 10)), "float32")

@@ -24,7 +24,7 @@ def on_eight():
 
 
 @pytest.mark.fault("mcmc/_kernel.py", "out_shardings=sharding", "out_shardings=None")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_four_chains_of_two_shares_draw_what_one_device_draws(on_eight):
     assert on_eight["mesh"] == {"chains": 4, "rows": 2}
     single = np.array(on_eight["single"])
@@ -78,7 +78,7 @@ def test_chains_that_cannot_be_shared_out_are_refused():
     assert chains_sharding(4, (jnp.ones(3),), None) is None
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_one_group_is_the_plain_mesh():
     x = shard_rows(np.ones((4, 2)), devices=jax.devices()[:1], num_chains=1)
     assert dict(x.sharding.mesh.shape) == {"rows": 1}

@@ -101,7 +101,6 @@ def test_two_processes_give_what_one_gives(on_eight):
         np.testing.assert_allclose(found["sharded"]["steps"]["repriorised"], single["steps"]["repriorised"], atol=1e-9)
 
 
-@pytest.mark.as_compiled
 def test_rows_on_one_device():
     x, y = shard_rows(np.arange(6.0).reshape(3, 2), jnp.arange(3))
     np.testing.assert_array_equal(x, np.arange(6.0).reshape(3, 2))

@@ -102,7 +102,6 @@ def test_the_search_stops_beyond_the_target(start, bound, expected):
     np.testing.assert_allclose(step, expected, rtol=1e-2 if bound else 1e-6)
 
 
-@pytest.mark.as_compiled
 def test_a_step_holds_one_gradient():
     """A gradient is what is written twice and compiled twice."""
     traced = []

@@ -148,15 +148,6 @@ def test_a_run_that_goes_on_with_the_same_arrays_traces_nothing():
     np.testing.assert_array_equal(go_on(mcmc, x, changed)[0], other)
 
 
-@pytest.mark.slow
-def test_the_second_run_of_numpyros_loop_compiles_that_alone():
-    mcmc = chains(network(jnp.float32(2.0)), once=False)
-    draws(mcmc)
-    with compilations() as compiled:
-        draws(mcmc)
-    assert compiled == ["jit(_fori_collect_loop)"]
-
-
 def test_a_global_that_has_changed_is_followed(monkeypatch):
     mcmc = chains(network(jnp.float32(2.0)))
     before = draws(mcmc, extra_fields=("potential_energy",))[1]["potential_energy"]

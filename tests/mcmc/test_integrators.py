@@ -49,10 +49,9 @@ def split(num_steps):
     return trajectory
 
 
-STEPS = parametrize("step", [leap, *map(split, (1, 2, 3, 6))], rest="as_compiled")
+STEPS = parametrize("step", [leap, *map(split, (1, 2, 3, 6))], rest="slow")
 
 
-@pytest.mark.as_compiled
 def test_leapfrog_reaches_the_closed_form_end_point_of_an_oscillator():
     frequency, step_size, count = jnp.array([0.5, 2.0, 1.75]), 0.4, 7
     evaluate = evaluator(lambda x: 0.5 * jnp.sum((frequency * x) ** 2))
@@ -138,7 +137,6 @@ def test_mean_energy_error_in_a_stiff_direction_is_of_eighth_order(counts):
     np.testing.assert_allclose(mean_energy_error(counts[0]) / mean_energy_error(counts[1]), 2.0**8, rtol=0.2)
 
 
-@pytest.mark.as_compiled
 def test_rotation_is_sine_and_cosine_to_machine_precision():
     x, v, angle = np.array([0.3, -1.2, 2.0]), np.array([-0.7, 0.4, 1.5]), 0.83
     turned_x, turned_v = integrators.rotate({"x": jnp.array(x)}, {"x": jnp.array(v)}, jnp.array(angle))
@@ -147,7 +145,6 @@ def test_rotation_is_sine_and_cosine_to_machine_precision():
     np.testing.assert_allclose(turned_v["x"], expected.imag, atol=1e-15)
 
 
-@pytest.mark.as_compiled
 def test_split_trajectory_on_the_reference_is_one_rotation():
     evaluate = evaluator(lambda x: 0.5 * jnp.sum(x**2))
     x, v = jnp.array([0.3, -1.2, 2.0]), jnp.array([-0.7, 0.4, 1.5])
@@ -169,9 +166,8 @@ def graded_ends():
     return fsolve(conditions, (0.3, 0.9, 0.7), xtol=1e-13)
 
 
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("traced", [False, True])
+@parametrize("num_steps", [1, 2, 3, 4, 7], rest="slow")
+@parametrize("traced", [False, True], rest="slow")
 def test_split_trajectory_on_a_gaussian_is_a_product_of_kicks_and_turns(num_steps, traced):
     curvature, slope, angle = 3.0, 0.7, 0.2
     first, second, end_turn = graded_ends()
@@ -194,14 +190,12 @@ def test_split_trajectory_on_a_gaussian_is_a_product_of_kicks_and_turns(num_step
     np.testing.assert_allclose([end.z, velocity], expected[:2], rtol=1e-13)
 
 
-@pytest.mark.as_compiled
 def test_crank_nicolson_moves_as_defined_and_keeps_the_reference():
     x, noise, step_size = jnp.array([0.3, -1.2]), jnp.array([1.1, 0.5]), jnp.array(0.6)
     np.testing.assert_allclose(integrators.refresh_momentum(noise, x, step_size), 0.8 * x + 0.6 * noise, rtol=1e-14)
     np.testing.assert_array_equal(integrators.refresh_momentum(noise, x, jnp.array(1.0)), noise)
 
 
-@pytest.mark.as_compiled
 def test_crank_nicolson_langevin_solves_its_defining_equation():
     start, noise, delta = evaluator(skewed)(pair(0)), pair(1), 0.7
     end = integrators.crank_nicolson_langevin(start, noise, jnp.array(delta))

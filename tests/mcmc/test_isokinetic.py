@@ -43,7 +43,7 @@ def tangent_basis(direction):
 
 
 @pytest.mark.fault("mcmc/_integrators.py", "downhill = -gradient /", "downhill = gradient /")
-@parametrize("time", [1e-3, 0.2, 0.7, 3.0], rest="as_compiled")
+@parametrize("time", [1e-3, 0.2, 0.7, 3.0], rest="slow")
 def test_a_kick_solves_its_differential_equation(time):
     gradient, direction = vector(3), start()[1]
     slope = -np.sqrt(SIZE) / (SIZE - 1) * np.asarray(gradient)
@@ -53,9 +53,8 @@ def test_a_kick_solves_its_differential_equation(time):
 
 
 @pytest.mark.fault("mcmc/_integrators.py", "(size - 1) * _log_cosh_plus", "size * _log_cosh_plus")
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("time", [1e-3, 0.2, 0.7, 3.0])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@parametrize("time", [1e-3, 0.2, 0.7, 3.0], rest="slow")
+@parametrize("seed", [0, 1, 2], rest="slow")
 def test_a_kick_tells_how_it_stretches_the_sphere(time, seed):
     gradient, direction = vector(seed + 5), start(seed)[1]
 
@@ -68,7 +67,7 @@ def test_a_kick_tells_how_it_stretches_the_sphere(time, seed):
     np.testing.assert_allclose(change, -np.linalg.slogdet(jacobian)[1], rtol=1e-9, atol=1e-12)
 
 
-@parametrize("scale", [UNIT, SCALE], ids=["unit mass", "mass"], rest="as_compiled")
+@parametrize("scale", [UNIT, SCALE], ids=["unit mass", "mass"], rest="slow")
 def test_a_step_tells_how_it_stretches_positions_and_directions(scale):
     position, direction = start()
 
@@ -91,7 +90,7 @@ def test_a_step_tells_how_it_stretches_positions_and_directions(scale):
     "OUTER_KICK * step_size)\n    # The two energies",
     "0.5 * OUTER_KICK * step_size)\n    # The two energies",
 )
-@parametrize("scale", [UNIT, SCALE], ids=["unit mass", "mass"], rest="as_compiled")
+@parametrize("scale", [UNIT, SCALE], ids=["unit mass", "mass"], rest="slow")
 def test_a_step_retraces_its_way_when_the_direction_is_turned_round(scale):
     position, direction = start()
     end, turned, energy_error = step(position, direction, scale)
@@ -119,7 +118,6 @@ def test_energy_error_of_a_trajectory_falls_as_the_square_of_the_step():
 
 
 @pytest.mark.fault("mcmc/_integrators.py", "half * (scale * direction)", "half * direction")
-@pytest.mark.as_compiled
 def test_a_mass_is_a_change_of_units():
     position, direction = start()
     found, *others = step(SCALE * position, direction, SCALE)
@@ -128,7 +126,6 @@ def test_a_mass_is_a_change_of_units():
         np.testing.assert_allclose(one, other, rtol=1e-11)
 
 
-@pytest.mark.as_compiled
 def test_without_a_force_it_flies_straight_on():
     evaluate = evaluator(lambda z: 0.0 * jnp.sum(z))
     x, u = jnp.array([0.3, -1.2, 2.0]), jnp.array([0.6, 0.0, -0.8])
@@ -138,7 +135,7 @@ def test_without_a_force_it_flies_straight_on():
     assert energy_error == 0
 
 
-@parametrize("x64", [False, True], rest="as_compiled")
+@parametrize("x64", [False, True], rest="slow")
 def test_a_force_of_any_size_turns_it_downhill_and_no_further(x64):
     for factor in (1e-12, 1e-6, 1e3, 1e12):
         with enable_x64(x64):
@@ -151,7 +148,6 @@ def test_a_force_of_any_size_turns_it_downhill_and_no_further(x64):
             np.testing.assert_allclose(turned, [-0.6, -0.8, 0.0], atol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_a_step_is_that_of_blackjax():
     blackjax = pytest.importorskip("blackjax")
     integrators = blackjax.mcmc.integrators

@@ -1,4 +1,4 @@
-"""The joint-distribution test of every adjusted kernel, and proof that it catches broken ones."""
+"""The joint-distribution test of every adjusted kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +6,7 @@ import pytest
 
 from numpyro_wide.mcmc import (
     MicrocanonicalLangevin,
-    PreconditionedCrankNicolson,
-    PreconditionedCrankNicolsonLangevin,
-    SplitHMC,
-    UnderdampedLangevin,
 )
-from numpyro_wide.mcmc._integrators import reference_energy_difference
-from tests.marks import parametrize
 from tests.mcmc.cases import ADJUSTED, regression, regression_data
 from tests.mcmc.joint_distribution import fresh_moments, largest_z_score, problem_of
 
@@ -34,70 +28,6 @@ def expected():
     return fresh_moments(PROBLEM, jax.random.key(0))
 
 
-def broken(kernel_class, change):
-    """Make a kernel whose proposals are changed behind its back."""
-
-    class Broken(kernel_class):
-        def _propose(self, noise, point, r, move, evaluate):
-            return change(super()._propose(noise, point, r, move, evaluate), point, move)
-
-    return Broken
-
-
-def without_flip(proposal, point, state):
-    return proposal._replace(r_rejected=jax.tree.map(jnp.negative, proposal.r_rejected))
-
-
-def without_drift_terms(proposal, point, state):
-    return proposal._replace(energy_error=reference_energy_difference(point, proposal.point))
-
-
-def without_correction(proposal, point, state):
-    return proposal._replace(energy_error=0 * proposal.energy_error)
-
-
-def upside_down(proposal, point, state):
-    return proposal._replace(energy_error=-proposal.energy_error)
-
-
-def with_stretch(factor):
-    """Count what the steps do to volumes on the sphere another number of times."""
-
-    def change(proposal, point, state):
-        of_potential = proposal.point.potential_energy - point.potential_energy
-        return proposal._replace(energy_error=of_potential + factor * (proposal.energy_error - of_potential))
-
-    return change
-
-
-class WithoutLogDet(PreconditionedCrankNicolson):
-    """Forgets the Jacobian of the transform from the positive noise scale to its logarithm."""
-
-    def get_potential_fn(self, model_args=(), model_kwargs=None):
-        potential_fn = super().get_potential_fn(model_args, model_kwargs)
-        return lambda z: potential_fn(z) + z["noise"]
-
-
-class CountByPosition(SplitHMC):
-    """Takes a number of rotations that depends on where the chain is."""
-
-    def _num_steps(self, state):
-        return jnp.where(state.z["noise"] < -0.7, 2, 8)
-
-
-BROKEN = {
-    "momentum not flipped": (broken(UnderdampedLangevin, without_flip), "langevin"),
-    "no log-determinant": (WithoutLogDet, "pcn"),
-    "no drift terms": (broken(PreconditionedCrankNicolsonLangevin, without_drift_terms), "pcnl"),
-    "velocity not flipped": (broken(SplitHMC, without_flip), "split-persistent"),
-    "rotations by the position": (CountByPosition, "split"),
-    "no correction": (broken(MicrocanonicalLangevin, without_correction), "microcanonical"),
-    "energy error upside down": (broken(MicrocanonicalLangevin, upside_down), "microcanonical"),
-    "no Jacobian": (broken(MicrocanonicalLangevin, with_stretch(0.0)), "microcanonical"),
-    "Jacobian of three dimensions, not two": (broken(MicrocanonicalLangevin, with_stretch(1.5)), "microcanonical"),
-}
-
-
 class WithMass(MicrocanonicalLangevin):
     """Has a diagonal mass, as after a warmup."""
 
@@ -107,8 +37,16 @@ class WithMass(MicrocanonicalLangevin):
 
 
 @pytest.mark.fault("mcmc/langevin.py", "energy_error += half_square_difference(end_momentum, momentum)", "pass")
+@pytest.mark.fault("mcmc/split_hmc.py", "backwards = jax.tree.map(jnp.negative, velocity)", "backwards = velocity")
+@pytest.mark.fault(
+    "mcmc/crank_nicolson.py",
+    "crank_nicolson_langevin_energy_error(point, end, settings.step_size)",
+    "reference_energy_difference(point, end)",
+)
+@pytest.mark.fault("mcmc/microcanonical.py", "error + change, square_error", "error - change, square_error")
 @pytest.mark.fault("mcmc/langevin.py", "r_rejected=backwards", "r_rejected=momentum")
-@parametrize("name", [*ADJUSTED, "mass"], rest="as_compiled")
+@pytest.mark.as_compiled
+@pytest.mark.parametrize("name", [*ADJUSTED, "mass"])
 def test_adjusted_kernels_keep_the_joint_law(name, expected):
     if name == "mass":
         kernel = WithMass(regression, adapt_step_size=False, **SETTINGS["microcanonical"])
@@ -117,11 +55,3 @@ def test_adjusted_kernels_keep_the_joint_law(name, expected):
     score, accept_prob = largest_z_score(kernel, PROBLEM, expected, jax.random.key(1))
     assert 0.2 < accept_prob < 0.9
     assert score < 4.5
-
-
-@parametrize("fault", BROKEN, rest="slow")
-def test_broken_kernels_lose_the_joint_law(fault, expected):
-    kernel_class, name = BROKEN[fault]
-    kernel = kernel_class(regression, adapt_step_size=False, **SETTINGS[name])
-    score, _ = largest_z_score(kernel, PROBLEM, expected, jax.random.key(1))
-    assert score > 7

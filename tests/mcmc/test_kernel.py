@@ -16,8 +16,6 @@ from tests.compilations import kept_programs
 from tests.marks import parametrize
 from tests.mcmc.cases import KERNELS, WITH_NUTS, chain, regression, regression_data
 
-pytestmark = pytest.mark.as_compiled
-
 FIELDS = ("accept_prob", "potential_energy", "energy_error", "num_grad", "num_nonfinite", "step_size")
 # Of a short run, and of the long one that it and its resumption make: the resumption takes as many steps as warmup and
 # draws together, and keeps one in three, so that both are one program, which JAX's cache compiles once.
@@ -107,7 +105,7 @@ def test_empty_arrays_in_a_position(name):
     assert len(np.unique(draws)) > 10
 
 
-@pytest.mark.parametrize("name", ["split", "split-persistent", "split-whole"])
+@parametrize("name", ["split", "split-persistent", "split-whole"], rest="slow")
 def test_a_velocity_is_stored_where_a_part_of_it_may_live_on(name):
     kernels = {**KERNELS, "split-whole": partial(SplitHMC, persistence=0.0)}
     state = kernels[name](potential_fn=lambda z: jnp.sum(z**2)).init(jax.random.key(0), 5, jnp.ones(2))

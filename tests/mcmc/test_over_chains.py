@@ -61,6 +61,7 @@ def test_it_draws_what_all_at_once_draw(monkeypatch, name):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.filterwarnings("ignore:log evidence")  # chains so short are not trusted
 @parametrize("method", ["bridge", "stepping-stone"], rest="slow")
+@pytest.mark.slow
 def test_an_evidence_is_the_same(monkeypatch, method):
     def found():
         options = {"num_chains": 2, "num_warmup": 40, "num_samples": 200}

@@ -17,8 +17,6 @@ from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.nn import FCN, bnn
 from tests.marks import parametrize
 
-pytestmark = pytest.mark.as_compiled
-
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(30, 5)).astype("f")
 Y = np.sin(X[:, 0])
@@ -90,6 +88,7 @@ def test_features_that_grow_with_the_width_are_told(kernel, make, wrap):
         start(kernel, wrap(make(8.0)))
 
 
+@pytest.mark.slow
 def test_scales_that_are_given_are_meant():
     for kernel in (SplitHMC, NUTS):
         for wrap in (same, collapsed):

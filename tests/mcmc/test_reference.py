@@ -39,7 +39,6 @@ def dense(reference, leaf):
     return np.asarray(reference.mean[leaf])[:, 0], np.eye(basis.shape[1]) + basis.T @ ((scale - 1) * basis)
 
 
-@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_maps_are_those_of_dense_matrices(given):
     x, reference = given
@@ -53,7 +52,6 @@ def test_maps_are_those_of_dense_matrices(given):
         np.testing.assert_allclose(reference.unwhiten(x)[name], shifted + root @ x[name], rtol=1e-12)
 
 
-@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_trajectories_are_those_of_the_coordinates_in_which_the_reference_is_standard(given):
     psi, reference = given
@@ -71,7 +69,6 @@ def test_trajectories_are_those_of_the_coordinates_in_which_the_reference_is_sta
 
 
 @pytest.mark.fault("mcmc/_reference.py", "_rows(leaf).shape[1] * jnp.sum(jnp.log(scale))", "jnp.sum(jnp.log(scale))")
-@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_relative_log_density_is_that_of_dense_gaussians(given):
     z, reference = given
@@ -130,7 +127,6 @@ def test_chance_directions_among_many_rows_are_left_alone():
     assert values.min() > 0.6 and values.max() < 1.3
 
 
-@pytest.mark.as_compiled
 def test_short_warmups_and_other_requests_keep_the_standard_reference():
     first = jnp.ones(3)
     short = SplitHMC(potential_fn=lambda z: jnp.sum(z**2)).init(jax.random.key(0), 19, first)
@@ -176,7 +172,6 @@ def test_windows_cost_nothing_between_their_ends_however_many_chains(monkeypatch
     assert not always & {"eigh", "householder_product", "geqrf"}
 
 
-@pytest.mark.as_compiled
 def test_directions_are_orthonormal_and_no_more_than_rows():
     window = Reference.start((jnp.ones(3), jnp.ones((50, 2)), jnp.ones(()))).window
     for directions, shape in zip(window, [3, 16, 1], strict=True):

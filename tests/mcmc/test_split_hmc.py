@@ -33,21 +33,19 @@ def num_rotations(step_size, **settings):
     "mcmc/split_hmc.py", "angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))", "angle *= 1.0"
 )
 @parametrize(
-    ("step_size", "expected"), [(2.0, 1), (0.5, 4), (0.3, 7), (0.1, 12), (0.02, 26), (0.0005, 128)], rest="as_compiled"
+    ("step_size", "expected"), [(2.0, 1), (0.5, 4), (0.3, 7), (0.1, 12), (0.02, 26), (0.0005, 128)], rest="slow"
 )
 def test_rotations_grow_like_the_root_of_those_of_a_whole_trajectory(step_size, expected):
     """Whole trajectories, of 2 radians, down to steps of 0.3; below that 2 / √(0.3 h) rotations."""
     assert num_rotations(step_size) == expected
 
 
-@pytest.mark.as_compiled
 def test_whoever_names_a_persistence_has_whole_trajectories():
     assert num_rotations(0.02, persistence=0.0) == 100
     assert num_rotations(0.02, persistence=0.5, trajectory_angle=1.0) == 50
     assert num_rotations(0.02, num_steps=30) == 30
 
 
-@pytest.mark.as_compiled
 def test_all_chains_of_a_run_are_in_one_regime():
     last, num_grad = chains(jnp.linspace(0.06, 1.0, 8), 150, 1, lambda s: s.num_grad)
     # A few percent of the step size apart; whole trajectories would have about 24 rotations.
@@ -96,7 +94,7 @@ def test_a_chain_that_falls_in_warmup_keeps_no_velocity(monkeypatch, i, max_step
     np.testing.assert_allclose(np.mean(np.asarray(state.r * after.r)), expected, atol=0.03)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_short_draws_have_more_effective_ones_a_gradient_of_what_is_stiff():
     def ess_per_gradient(num_draws, **settings):
         _, (z, num_grad) = chains(STIFF, 300, num_draws, lambda s: (s.z, s.num_grad), num_chains=4, **settings)

@@ -20,7 +20,7 @@ def autoregressive(rho, num_draws, size, seed=0):
     return lfilter([1.0], [1.0, -rho], noise, axis=0).astype("f")
 
 
-@parametrize("rho", [-0.4, 0.0, 0.5, 0.9], rest="as_compiled")
+@parametrize("rho", [-0.4, 0.0, 0.5, 0.9], rest="slow")
 def test_autocorrelation_time_of_an_autoregression(rho):
     traces = np.concatenate([3.0 + autoregressive(rho, 3000, 16), np.zeros((501, 16), "f")])
     found = autocorrelation_time(jnp.array(traces), jnp.array(3000))
@@ -37,7 +37,6 @@ def fresh(size):
     return Whitening.start(jnp.zeros(size), 0.8, 2000)
 
 
-@pytest.mark.as_compiled
 def test_a_window_learns_scales_that_differ_and_none_that_differ_by_chance():
     size, rho = 200, 0.8
     unequal, equal = np.exp(np.linspace(-2, 2, size)).astype("f"), np.full(size, 3.0, "f")
@@ -55,7 +54,6 @@ def test_a_window_learns_scales_that_differ_and_none_that_differ_by_chance():
     "jnp.sqrt(self.length * per_autocorrelation * draw_length * time)",
     "per_autocorrelation * draw_length * time",
 )
-@pytest.mark.as_compiled
 def test_a_window_learns_the_momentum_length_once_the_scales_are_known():
     size, rho, draw_length = 64, 0.8, 0.7
     draws = autoregressive(rho, 1500, size)
@@ -67,14 +65,12 @@ def test_a_window_learns_the_momentum_length_once_the_scales_are_known():
     assert second.num_draws == 0 and not jnp.any(second.traces)
 
 
-@pytest.mark.as_compiled
 def test_a_window_in_which_nothing_moved_teaches_nothing():
     closed = window(np.ones((50, 8), "f"), fresh(8)._replace(scale=jnp.full(8, 2.0), num_windows=jnp.array(1)))
     np.testing.assert_array_equal(closed.scale, 2.0)
     assert closed.length == jnp.float32(0.8)
 
 
-@pytest.mark.as_compiled
 def test_short_warmups_learn_the_step_size_alone():
     kernel = MicrocanonicalLangevin(potential_fn=lambda z: 0.5 * jnp.sum((z / 5) ** 2))
     known = chain(kernel, kernel.init(jax.random.key(0), 19, jnp.ones(4)), 20)[0].adapt_state.preconditioner
@@ -104,7 +100,6 @@ def test_draws_are_a_number_of_steps_apart():
     np.testing.assert_allclose(steps[6], steps[1], rtol=0.1)
 
 
-@pytest.mark.as_compiled
 def test_directions_forget_themselves_over_the_momentum_length():
     kernel = MicrocanonicalLangevin(potential_fn=lambda z: 0.0 * jnp.sum(z), adjusted=False, step_size=0.2)
     _, (r, z) = chain(kernel, kernel.init(jax.random.key(0), 0, jnp.ones(500)), 200, keep=lambda s: (s.r, s.z))
@@ -115,7 +110,7 @@ def test_directions_forget_themselves_over_the_momentum_length():
 
 
 @pytest.mark.fault("mcmc/microcanonical.py", "ADJUSTED_FORGETTING if adjusted else 1.0", "1.0")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_adjusted_trajectories_forget_their_direction_over_twice_their_length(monkeypatch):
     monkeypatch.setattr(microcanonical, "JITTER", 0.0)
     kernel = MicrocanonicalLangevin(potential_fn=lambda z: 0.0 * jnp.sum(z), step_size=0.2, adapt_step_size=False)

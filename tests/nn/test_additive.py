@@ -53,6 +53,7 @@ def test_features_are_products_of_centred_units(x64, law):
     np.testing.assert_allclose(found[:, 18:], 0.2, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_models_with_latent_scales_collapse_and_predict(x64):
     y = np.sin(X[:, 0]) + X[:, 1] * X[:, 2]
     priors = {"relevance": dist.HalfNormal(1.0).expand([3]), "order_scale": dist.LogNormal(0.0, 1.0).expand([2])}

@@ -155,7 +155,6 @@ def test_convolution_against_a_sum_over_offsets():
     "i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]",
     "i : i + spans[0] : strides[1], j : j + spans[1] : strides[0]",
 )
-@pytest.mark.as_compiled
 @parametrize("padding", ["CIRCULAR", "SAME", "VALID"], rest="slow")
 @parametrize(("kernel_size", "strides"), [((3, 3), (1, 1)), ((2, 4), (2, 3)), ((1, 1), (2, 2))], rest="slow")
 def test_convolution_is_that_of_flax_with_its_gradients(padding, kernel_size, strides):

@@ -97,7 +97,6 @@ def dense(values, x, y, depth, units):
     "readout/_repriorise.py", "if is_by_row and shape[0] in", "if is_by_row and shape[0] != shape[1] and shape[0] in"
 )
 @pytest.mark.fault("nn/_models.py", "jnp.exp(amplitude * (features @ readout))", "jnp.exp(features @ readout)")
-@pytest.mark.as_compiled
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_densities_and_gradients_of_both_forms_are_those_of_the_dense_gaussian(shape):
     n, _, k, units, depth, _ = shape

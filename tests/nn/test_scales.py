@@ -170,7 +170,6 @@ def test_images_of_normal_numbers_are_quantiles_in_both_tails(prior, reference):
 @pytest.mark.fault(
     "nn/_layers.py", "if is_zero(layer.b_std):", "if isinstance(layer.b_std, int | float) and layer.b_std == 0:"
 )
-@pytest.mark.as_compiled
 @pytest.mark.parametrize("make", [lambda b_std: NTKDense(4, b_std=b_std), lambda b_std: FCN(1, 4, b_std=b_std)])
 @parametrize("zero", [0, 0.0, np.float32(0), np.zeros(()), jnp.float32(0)], rest="slow")
 def test_a_bias_of_scale_zero_is_no_parameter(make, zero):

@@ -64,9 +64,8 @@ NOISES = {
     "self._over_leading_axes(lambda phi: 0 * self._forward(phi)[1], x)",
 )
 @pytest.mark.fault("readout/_model.py", "variant=self.variant, prior_scale=self.prior_scale", "variant=self.variant")
-@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("noise", NOISES)
+@parametrize("noise", NOISES, rest="slow")
 @parametrize("prior", PRIORS, rest="slow")
 def test_joint_density_is_unchanged(prior, noise):
     """Repriorised: plain density times the map's Jacobian. Collapsed: the integral over the readout."""
@@ -135,7 +134,6 @@ def test_vector_readout_in_plates(with_plates):
 # What is in the trace -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.as_compiled
 def test_sites_of_wrapped_models():
     x, y = small_data()
     plain = {"sigma", "hidden", "features", "w", "rows", "y"}
@@ -171,7 +169,6 @@ def test_ways_to_pass_observations(call):
     np.testing.assert_allclose(sites["y"]["fn"].log_prob(sites["y"]["value"]), reference["fn"].log_prob(y), rtol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_extra_keywords_and_noise_by_argument():
     def model(**data):
         features = numpyro.deterministic("features", data["x"])
@@ -185,7 +182,6 @@ def test_extra_keywords_and_noise_by_argument():
     np.testing.assert_allclose(sites["w"]["value"], expected, rtol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_deterministic_sites_that_move_with_the_readout_are_not_recorded():
     def model(y=None):
         features = numpyro.deterministic("features", jnp.eye(3))
@@ -197,14 +193,12 @@ def test_deterministic_sites_that_move_with_the_readout_are_not_recorded():
     assert set(draw_of(collapse_readout(model, **SITES), jnp.ones(3))[1]) == {"other", "y"}
 
 
-@pytest.mark.as_compiled
 def test_scope_around_a_wrapped_model():
     x, y = small_data()
     wrapped = numpyro.handlers.scope(repriorise(network, **ARGUMENTS), prefix="net")
     assert {"net/w", "net/w_base", "net/sigma"} < set(draw_of(wrapped, x, y)[1])
 
 
-@pytest.mark.as_compiled
 def test_keyword_arguments_not_given_are_no_targets():
     def model(x, **data):
         features = numpyro.deterministic("features", x)
@@ -216,7 +210,6 @@ def test_keyword_arguments_not_given_are_no_targets():
     assert "w_base" in draw_of(wrapped, jnp.eye(2), y=jnp.ones(2))[0]
 
 
-@pytest.mark.as_compiled
 def test_improper_priors_can_be_collapsed():
     def model(y=None):
         slope = numpyro.sample("slope", dist.ImproperUniform(dist.constraints.real, (), ()))
@@ -228,7 +221,6 @@ def test_improper_priors_can_be_collapsed():
     np.testing.assert_allclose(found, dist.Normal(0, 4.09**0.5).log_prob(jnp.ones(2)).sum(), rtol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_prior_predictive_and_log_likelihood_are_the_models_own():
     """No factor sites: prior draws of the readout have their prior's moments, and only y is observed."""
     x, y = small_data()
@@ -264,7 +256,6 @@ def _network_with_reparam_inside(x, y=None):
     numpyro.sample("y", dist.Normal(features @ w, noise).to_event(2), obs=y)
 
 
-@pytest.mark.as_compiled
 @parametrize("kind", ["repriorised", "collapsed", "inside the model"], rest="slow")
 @parametrize("chain_method", ["sequential", "vectorized"], rest="slow")
 def test_nuts_and_hmc(kind, chain_method):
@@ -299,6 +290,7 @@ def test_base_can_be_left_out_of_the_samples():
 
 
 @parametrize("kind", ["repriorised", "collapsed"], rest="slow")
+@pytest.mark.slow
 def test_rerun_on_new_data_without_recompiling(kind):
     """With jit_model_args the data are traced; the second run must see the second data."""
     x, y = small_data()
@@ -311,7 +303,6 @@ def test_rerun_on_new_data_without_recompiling(kind):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), reused.get_samples(), fresh.get_samples())
 
 
-@pytest.mark.as_compiled
 @parametrize("kind", ["repriorised", "collapsed"], rest="slow")
 @parametrize("guide_class", [AutoNormal, AutoMultivariateNormal], rest="slow")
 @parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO(num_particles=3)], rest="slow")
@@ -348,7 +339,6 @@ class NNXNetwork(nnx.Module):
         return jnp.tanh(self.layer(x)) / 8**0.5
 
 
-@pytest.mark.as_compiled
 @parametrize("library", ["linen", "nnx"], rest="slow")
 @parametrize(
     "wrap", [partial(repriorise, **ARGUMENTS | {"noise_scale": 0.2}), partial(collapse_readout, **SITES)], rest="slow"
@@ -414,15 +404,7 @@ def test_mcmc_says_why_it_finds_no_start():
         nuts(make()).run(jax.random.key(0), X, Y)
 
 
-@pytest.mark.as_compiled
-def test_svi_says_why_it_finds_no_start():
-    model = make()
-    svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), Trace_ELBO())
-    with pytest.warns(UserWarning, match=TOLD), pytest.raises(RuntimeError, match="Cannot find valid initial"):
-        svi.init(jax.random.key(0), X, Y)
-
-
-@parametrize("noise", [1e-5, np.float32(1e-5), jnp.float32(1e-5), jnp.full(50, 1e-5)], rest="as_compiled")
+@parametrize("noise", [1e-5, np.float32(1e-5), jnp.float32(1e-5), jnp.full(50, 1e-5)], rest="slow")
 def test_however_the_noise_is_given(noise):
     with pytest.warns(UserWarning, match=TOLD):
         run(make(), X, Y, noise=noise)
@@ -434,7 +416,7 @@ def quietly(call):
         return call()
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_no_word_of_noise_that_is_drawn_or_not_known():
     tiny = make(dist.HalfNormal(1e-6))
     quietly(lambda: run(tiny, X, Y))
@@ -444,12 +426,6 @@ def test_no_word_of_noise_that_is_drawn_or_not_known():
 
 
 @pytest.mark.slow
-def test_no_word_of_noise_that_is_large_enough():
-    mcmc = nuts(make())
-    quietly(lambda: mcmc.run(jax.random.key(0), X, Y, noise=0.1))
-
-
-@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_no_word_in_float64():
     x, y = np.asarray(X, float), np.asarray(Y, float)

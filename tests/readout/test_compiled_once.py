@@ -19,9 +19,8 @@ from sklearn.preprocessing import StandardScaler
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit_draws
 from tests.compilations import compilations
+from tests.marks import parametrize
 from tests.models import network, small_data
-
-pytestmark = pytest.mark.as_compiled
 
 SITES = {"readout": "w", "features": "features"}
 X, Y = small_data(12)
@@ -58,24 +57,6 @@ def test_predictions_and_readouts():
     assert not np.allclose(second[0]["mean"], later["mean"])
     with compilations() as compiled:
         predictive(keys[0], X[:3])
-    assert compiled
-
-
-@pytest.mark.slow
-def test_log_densities():
-    model = collapse_readout(network, observed="y", **SITES)
-    predictive = ReadoutPredictive(model, hidden_draws(), (X, Y))
-    first = predictive.log_density(X[:4], Y[:4])
-    shifted, draws = Y[:4] + np.float32(0.1), hidden_draws(seed=1)
-    with compilations() as compiled:
-        second = predictive.log_density(X[:4], shifted)
-        later = ReadoutPredictive(model, draws, (X, -Y)).log_density(X[:4], shifted)
-        jax.block_until_ready((second, later))
-    assert compiled == []
-    assert not np.allclose(first, second)
-    assert not np.allclose(second, later)
-    with compilations() as compiled:
-        predictive.log_density(X[:3], Y[:3])
     assert compiled
 
 
@@ -143,7 +124,7 @@ THINGS = {
 
 
 @pytest.mark.fault("_compile.py", "return _ByIdentity(value)\n    return", "return type(value)\n    return")
-@pytest.mark.parametrize("kind", THINGS)
+@parametrize("kind", THINGS, rest="slow")
 def test_things_among_the_arguments_are_known_by_themselves(kind):
     """Against regression on one feature in closed form: inputs times the number that a thing holds."""
     make, read = THINGS[kind]
@@ -264,6 +245,7 @@ def test_a_predictive_survives_pickling():
     np.testing.assert_array_equal(again(jax.random.key(0), X[:3, :1])["mean"], before)
 
 
+@pytest.mark.slow
 def test_first_predictions_from_several_threads():
     """NumPyro's stack of handlers is one for all threads."""
     key, found = jax.random.key(0), {}

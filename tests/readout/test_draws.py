@@ -15,6 +15,7 @@ from numpyro_wide.diagnostics import effective_sample_size
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.nn import FCN, bnn
 from numpyro_wide.wide_limit import fcn_kernel
+from tests.marks import parametrize
 
 RNG = np.random.default_rng(0)
 X = np.linspace(-1.5, 1.5, 25, dtype="f")[:, None]
@@ -42,7 +43,6 @@ def log_evidence(noise_scale, **scales):
     return scipy.stats.multivariate_normal(np.zeros(len(X)), covariance).logpdf(Y)
 
 
-@pytest.mark.as_compiled
 def test_the_noise_is_learnt_at_the_limit():
     model = wrapped(500, dist.LogNormal(0.0, 1.0))[1]
     draws = wide_limit_draws(jax.random.key(0), model, 400, X, Y)
@@ -58,7 +58,7 @@ def test_the_noise_is_learnt_at_the_limit():
     assert abs(mean) > 3 * sd
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_latent_scale_is_learnt_when_asked_for():
     model = wrapped(500, 0.3, {"w_std": dist.LogNormal(0.5, 1.0)})[1]
     grid = np.linspace(-3, 4, 300)
@@ -87,7 +87,7 @@ def test_noise_and_scale_are_those_of_a_chain_at_width_1000():
         assert abs(np.log(chain.std() / found.std())) < 0.3
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_weighted_draws_predict():
     plain, model = wrapped(100, dist.LogNormal(-1.0, 0.5))
     draws = wide_limit_draws(jax.random.key(0), model, 50, X, Y)
@@ -98,7 +98,6 @@ def test_weighted_draws_predict():
     assert jax.tree.map(jnp.shape, draws)["noise"] == (50,)
 
 
-@pytest.mark.as_compiled
 def test_a_prior_far_from_the_posterior_is_told_of():
     model = wrapped(30, dist.LogNormal(3.0, 0.5))[1]
     with pytest.warns(RuntimeWarning, match="Pareto shape"):
@@ -116,7 +115,6 @@ def test_under_jit_draws_are_weighted_on_request():
     np.testing.assert_allclose(jax.jit(mean_noise)(Y), jnp.log(untraced).mean(), atol=1e-3)
 
 
-@pytest.mark.as_compiled
 def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
     """Counts: the target of the weights is the joint density, whatever the stand-in."""
     counts = np.array([0, 1, 3, 6])
@@ -143,9 +141,8 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
 @pytest.mark.fault(
     "readout/_draws.py", "weighted = bool(updates) if weighted is None else weighted", "weighted = 'noise' in updates"
 )
-@pytest.mark.as_compiled
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
-@pytest.mark.parametrize("wrap", ["collapsed", "repriorised"])
+@parametrize("wrap", ["collapsed", "repriorised"], rest="slow")
 def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
     """Against the weighted average of many draws of the prior, whose weights are dense evidences in float64."""
     x, y, seen, noise = np.linspace(-1, 1, 6)[:, None], np.zeros(6), 0.8, 0.5
@@ -175,9 +172,8 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
 
 
 @pytest.mark.fault("readout/_draws.py", "is_joint = weighted and any(updates.values())", "is_joint = False")
-@pytest.mark.as_compiled
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
-@pytest.mark.parametrize("regulariser", [None, 1.0])
+@parametrize("regulariser", [None, 1.0], rest="slow")
 def test_what_observes_the_readout_beside_its_likelihood_has_its_part(regulariser):
     """Against dense conditioning in float64, and the weighted averages over the hidden weights."""
     x, y, total, noise = np.linspace(-1, 1, 4)[:, None], np.array([0.5, 0.0, -0.2, 0.4]), 1.5, 0.3
@@ -204,7 +200,7 @@ def test_what_observes_the_readout_beside_its_likelihood_has_its_part(regularise
         wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_two_readouts_are_drawn_independently():
     def model(x, y):
         noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.2))

@@ -70,9 +70,8 @@ def dense_log_density(x, y, x_new, y_new, noise, noise_new):
     "readout/_predictions.py", "variance = variance + new.noise_scale**2", "variance = variance + fit.noise_scale**2"
 )
 @pytest.mark.fault("readout/_predictions.py", "by_entry.sum(axis=1)", "by_entry.mean(axis=1)")
-@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("n", [4, 12])
+@parametrize("n", [4, 12], rest="slow")
 @pytest.mark.parametrize(
     ("k", "noise", "noise_new"),
     [
@@ -106,9 +105,8 @@ def test_against_ratios_of_dense_densities(k, noise, noise_new, n):
     "return targets - residual / share[:, None], variance / share",
     "return targets - residual, variance / share",
 )
-@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("n", [4, 12])
+@parametrize("n", [4, 12], rest="slow")
 @pytest.mark.parametrize(
     ("k", "noise"), [(None, 0.3), (2, 0.3), (2, np.array([0.2, 0.7])), (None, "by row"), (2, "by row")]
 )
@@ -179,7 +177,6 @@ def test_all_rows_together_in_single_precision_in_blocks_and_under_jit(tmp_path)
     np.testing.assert_allclose(jax.jit(predictive.joint_log_density)(x_new, y_new), found, rtol=1e-4)
 
 
-@pytest.mark.as_compiled
 def test_all_rows_together_must_be_observed():
     (x, y), (x_new, y_new) = data(8), data(6, seed=2)
     predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
@@ -208,7 +205,6 @@ def test_all_rows_together_are_right_where_evidences_have_no_digits_left():
     np.testing.assert_allclose(together, predictive.log_density(x_new, y_new).sum(), atol=0.1)
 
 
-@pytest.mark.as_compiled
 def test_all_rows_together_leave_out_draws_that_are_not_finite():
     (x, y), (x_new, y_new) = data(8), data(6, seed=2)
     lost = np.concatenate([HIDDEN, np.full_like(HIDDEN[:1], np.nan)])
@@ -216,7 +212,6 @@ def test_all_rows_together_leave_out_draws_that_are_not_finite():
         ReadoutPredictive(make(), {"hidden": lost}, (x, y)).joint_log_density(x_new, y_new)
 
 
-@pytest.mark.as_compiled
 def test_a_latent_noise_is_that_of_each_draw():
     def model(x, y=None):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1))
@@ -233,7 +228,6 @@ def test_a_latent_noise_is_that_of_each_draw():
     np.testing.assert_allclose(predictive.log_density(x_new, y_new), logsumexp(by_draw, axis=0) - np.log(3), rtol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_densities_that_underflow_are_zero_and_no_error():
     (x, y), (x_new, _) = data(5), data(3, seed=2)
     predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
@@ -242,7 +236,6 @@ def test_densities_that_underflow_are_zero_and_no_error():
 
 
 @pytest.mark.fault("readout/_predictions.py", "if not new.loc.size:", "if False:")
-@pytest.mark.as_compiled
 def test_no_rows_have_the_density_one():
     (x, y), (x_new, y_new) = data(5), data(3, seed=2)
     predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
@@ -250,7 +243,7 @@ def test_no_rows_have_the_density_one():
     assert predictive.log_density(x_new[:0], y_new[:0]).shape == (0,)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_numpyro_s_log_likelihood_of_a_collapsed_model_is_the_joint_prior_density():
     """What the documentation warns of: one number a draw, in which the data of the fit have no part."""
@@ -263,7 +256,6 @@ def test_numpyro_s_log_likelihood_of_a_collapsed_model_is_the_joint_prior_densit
     assert found.shape == (5,) and right.shape == (6,)
 
 
-@pytest.mark.as_compiled
 def test_observations_are_where_they_belong():
     (x, y), (x_new, y_new) = data(5), data(3, seed=2)
     predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
@@ -329,7 +321,6 @@ def test_an_error_says_which_draws_are_not_finite():
         ReadoutPredictive(make(), many, fitted_on).readout(jax.random.key(0))
 
 
-@pytest.mark.as_compiled
 def test_draws_none_of_which_is_finite():
     draws, fitted_on, x_new, y_new = with_lost_draws()
     none = ReadoutPredictive(make(), {"hidden": np.full((2, 2, 7), np.nan)}, fitted_on)
@@ -342,7 +333,6 @@ def test_draws_none_of_which_is_finite():
     assert jnp.isnan(jax.jit(some.readout)(jax.random.key(0))[jnp.array([1, 3])]).all()
 
 
-@pytest.mark.as_compiled
 def test_predictions_and_densities_have_derivatives():
     """With respect to the new inputs, as for the steepest ascent of an acquisition function."""
     x, y = data(6)

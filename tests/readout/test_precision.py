@@ -65,7 +65,6 @@ def test_a_noise_that_float32_loses(is_mapped, tmp_path):
     assert np.isfinite(predictive.summary(X_NEW).mean).all()
 
 
-@pytest.mark.as_compiled
 def test_under_a_transformation_the_caller_s_precision_stays():
     predictive = make()
     lost = jax.jit(predictive.moments)(X_NEW)["mean"]
@@ -78,7 +77,6 @@ def test_under_a_transformation_the_caller_s_precision_stays():
         assert jax.jit(predictive.moments)(X_NEW)["mean"].dtype == predictive.moments(X_NEW)["mean"].dtype == "float64"
 
 
-@pytest.mark.as_compiled
 def test_results_go_on_with_arrays_of_the_caller():
     """Warnings of truncated types are errors here."""
     predictive = make()
@@ -87,7 +85,6 @@ def test_results_go_on_with_arrays_of_the_caller():
     np.testing.assert_allclose(found + jnp.zeros(7), predictive(KEY, X_NEW)["y"], atol=0.1)
 
 
-@pytest.mark.as_compiled
 def test_labels_keep_the_caller_s_integers():
     def classes(x, y=None):
         features = numpyro.deterministic("features", x)

@@ -80,7 +80,7 @@ def standard_errors(values):
     return values.std(axis=0) / np.sqrt(np.maximum(ess, 4))
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_four_ways_to_one_posterior():
     """Collapsed chain, repriorised chain, plain chain with NumPyro's Predictive, each through its own machinery."""
     collapsed = collapse_readout(fixed_noise, observed="y", **SITES)
@@ -199,7 +199,7 @@ def test_likelihoods_that_are_not_gaussian_are_predicted_through_the_weights(lik
         predictive.log_density(X_NEW, likelihood=likelihood)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_guide_s_base_draws_are_mapped_to_weights_for_classes():
     wrapped = repriorise(classes, readout="w", features="features", targets="labels", surrogate=surrogate)
     labels, draws = np.array([0, 2, 1, 1] * 3), weights_of(4)
@@ -214,7 +214,6 @@ def test_a_guide_s_base_draws_are_mapped_to_weights_for_classes():
         ReadoutPredictive(wrapped, {"hidden": draws["hidden"]}, (X, labels))
 
 
-@pytest.mark.as_compiled
 def test_a_normal_likelihood_that_is_not_linear_goes_through_the_weights():
     def model(x, y=None):
         features = numpyro.deterministic("features", jnp.tanh(x))
@@ -231,7 +230,6 @@ def test_a_normal_likelihood_that_is_not_linear_goes_through_the_weights():
 
 
 @pytest.mark.fault("readout/_predictive.py", "np.sqrt(total_variance)", "np.sqrt(variance.mean(axis=0))")
-@pytest.mark.as_compiled
 def test_summary_of_a_mixture():
     predictive = ReadoutPredictive(COLLAPSED, hidden_draws(), (X, Y))
     found = {name: np.asarray(values, float)[..., 0] for name, values in predictive(KEY, X_NEW).items()}
@@ -251,7 +249,6 @@ def test_summary_of_a_mixture():
         predictive.summary(X_NEW, quantiles=(5, 95))
 
 
-@pytest.mark.as_compiled
 def test_summaries_of_classes_and_counts():
     wrapped = repriorise(classes, readout="w", features="features", targets="labels", surrogate=surrogate)
     labels, draws = np.array([0, 1, 1, 1] * 3), weights_of(400)
@@ -268,7 +265,7 @@ def test_summaries_of_classes_and_counts():
     assert np.all(counts.quantiles[0.05] <= counts.quantiles[0.5]) and np.all(counts.quantiles[0.95] % 1 == 0)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_models_that_observe_several_sites_are_not_predicted_through_weights():
     def model(x, y=None):
         features = numpyro.deterministic("features", x)

@@ -33,7 +33,6 @@ def features_of(draw, x):
     return sites["features"]["value"]
 
 
-@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_predictions_are_those_of_a_gaussian_process():
     """Scikit-learn's GP with the linear kernel of each draw's features."""
@@ -70,7 +69,6 @@ def test_predictions_are_those_of_a_gaussian_process():
     'new.loc + function + moments["noise_scale"] * noise.astype(mean.dtype)',
     "new.loc + function",
 )
-@pytest.mark.as_compiled
 @pytest.mark.filterwarnings("ignore:1 of 1 chains hardly move")
 def test_draws_have_the_exact_moments():
     """Many draws at one hidden state: readout against its posterior, observations against the predictive."""
@@ -95,7 +93,7 @@ def test_draws_have_the_exact_moments():
     np.testing.assert_allclose(found["y"][:, :, 0].var(0), total_variance, rtol=6 / num_draws**0.5)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_several_outputs_and_vectors():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)))
     for shape in ((), (2,)):
@@ -113,7 +111,6 @@ def test_several_outputs_and_vectors():
         assert predictive(jax.random.key(0), x[:4])["y"].shape == (5, 4, *shape)
 
 
-@pytest.mark.as_compiled
 def test_wide_limit_draws_are_prior_hidden_weights_and_exact_readouts():
     x, y = small_data()
     wrapped = repriorise(network, **ARGUMENTS)
@@ -130,7 +127,6 @@ def test_wide_limit_draws_are_prior_hidden_weights_and_exact_readouts():
 
 
 @pytest.mark.fault("readout/_transform.py", "return self._inverse(exact(standard_normal))", "return standard_normal")
-@pytest.mark.as_compiled
 def test_wide_limit_draws_do_not_depend_on_the_regulariser():
     x, y = small_data()
     options = ARGUMENTS | {"noise_scale": 0.2}
@@ -263,7 +259,6 @@ def test_a_readout_with_another_likelihood_is_that_of_the_draws(wrap):
     np.testing.assert_array_equal(predictive.readout(jax.random.key(0)), w)
 
 
-@pytest.mark.as_compiled
 def test_a_plain_model_predicts_as_its_wrapped_form():
     x, y = small_data()
     key, plain = jax.random.key(1), {"readout": "w", "features": "features"}
@@ -274,7 +269,6 @@ def test_a_plain_model_predicts_as_its_wrapped_form():
         ReadoutPredictive(network, hidden_draws(), (x, y))
 
 
-@pytest.mark.as_compiled
 def test_chains_that_have_not_moved_are_told():
     x, y = small_data()
     draws = jax.tree.map(lambda draw: jnp.repeat(draw[:1], 200, axis=0), hidden_draws())

@@ -12,6 +12,7 @@ from numpyro.handlers import block, condition, scale, seed, substitute, trace
 from numpyro.infer.util import log_density
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
+from tests.marks import parametrize
 from tests.readout.random_models import SPECS, VIOLATIONS, Oracle, build
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -24,9 +25,7 @@ def random_models(**strategies):
     """Make a test on some random models, and at night on many."""
 
     def decorate(check):
-        @pytest.mark.parametrize(
-            "num_models", [pytest.param(20, marks=pytest.mark.as_compiled), pytest.param(200, marks=pytest.mark.slow)]
-        )
+        @parametrize("num_models", [10, 200], rest="slow")
         def test(num_models):
             quietly = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
             settings(max_examples=num_models, **quietly)(given(**strategies)(check))()

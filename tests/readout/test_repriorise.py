@@ -11,7 +11,6 @@ from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
 from numpyro.infer.util import log_density, potential_energy
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, linear_gaussian, repriorise
-from numpyro_wide.readout._transform import ReadoutTransform
 from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence
 from tests.marks import parametrize
 from tests.models import network, small_data
@@ -180,13 +179,6 @@ def test_repriorised_posterior(variant, factor, reference):
 def test_collapsed_posterior(reference):
     collapsed = collapse_readout(network, readout="w", features="features", observed="y")
     assert disagreement(statistics(collapsed, 1000, key=30), reference) < 4.5
-
-
-@pytest.mark.slow
-def test_a_flipped_log_determinant_is_seen(monkeypatch, reference):
-    right = ReadoutTransform.log_abs_det_jacobian
-    monkeypatch.setattr(ReadoutTransform, "log_abs_det_jacobian", lambda *args: -right(*args))
-    assert disagreement(statistics(repriorise(network, **ARGUMENTS), 1000, key=20), reference) > 9
 
 
 # A linear model: what the map does to the steps that a sampler can take (Hron 2022, App. D) ---------------------------

@@ -19,6 +19,7 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 
 from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
 from numpyro_wide.runs import StoredDraws, _pieces, run_in_pieces
+from tests.marks import parametrize
 from tests.runs.worker import FIELDS, Y, chains, hold, normals, run_in_turns, short_run
 
 
@@ -155,9 +156,8 @@ def something_else(path):
 DRAWS, STATE = "samples%2Fmean.npy", "state.npz"
 
 
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("damage", [truncate, empty, zero, flip, something_else, os.remove])
-@pytest.mark.parametrize("file", [DRAWS, STATE])
+@parametrize("damage", [truncate, empty, zero, flip, something_else, os.remove], rest="slow")
+@parametrize("file", [DRAWS, STATE], rest="slow")
 def test_damaged_files_are_refused_with_path_and_remedy(folder, file, damage):
     damage(folder / file)
     attempts = [lambda: short_run(folder, 20), lambda: short_run(folder, 40), lambda: stored(folder)]
@@ -180,7 +180,6 @@ def test_draws_are_stored_once(tmp_path):
     np.testing.assert_array_equal(first, in_one(20)[:, :10])  # of a file that has grown since
 
 
-@pytest.mark.as_compiled
 def test_a_file_of_something_else_is_told(tmp_path):
     np.savez(tmp_path / STATE, ends=np.array([0]))
     with pytest.raises(ValueError, match=rf"{STATE} is .* no file of run_in_pieces.*another folder"):
@@ -217,8 +216,7 @@ FIXED = {"adapt_step_size": False, "find_heuristic_step_size": False}
 
 
 @pytest.mark.fault("runs/_pieces.py", "_hash(sampler)", '""')
-@pytest.mark.as_compiled
-@pytest.mark.parametrize(
+@parametrize(
     ("kernel", "first", "second"),
     [
         (SplitHMC, FIXED | {"step_size": 0.1}, FIXED | {"step_size": 0.2}),
@@ -230,6 +228,7 @@ FIXED = {"adapt_step_size": False, "find_heuristic_step_size": False}
             {"adapt_mass_matrix": False, "inverse_mass_matrix": jnp.array([1.0, 3.0])},
         ),
     ],
+    rest="slow",
 )
 def test_settings_that_are_not_adapted_belong_to_the_run(tmp_path, kernel, first, second):
     def run(mcmc, num_samples):
@@ -242,7 +241,6 @@ def test_settings_that_are_not_adapted_belong_to_the_run(tmp_path, kernel, first
     assert run(mcmc, 4).num_samples == 4  # what a kernel has made for itself is none of its settings
 
 
-@pytest.mark.as_compiled
 def test_settings_of_the_blocks_of_gibbs_belong_to_the_run(tmp_path):
     def model(y):
         a, b = (numpyro.sample(name, dist.Normal(0, 1)) for name in "ab")
@@ -274,7 +272,6 @@ def run_typed(folder, to_sites, **options):
     )
 
 
-@pytest.mark.as_compiled
 def test_every_type_of_number_is_stored_as_it_is(tmp_path):
     found = run_typed(tmp_path, typed).get_samples()
     expected = jax.vmap(typed)({"z": jnp.asarray(found["z"])})
@@ -283,7 +280,6 @@ def test_every_type_of_number_is_stored_as_it_is(tmp_path):
         np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(values))
 
 
-@pytest.mark.as_compiled
 def test_what_is_no_number_is_refused_before_the_warmup(tmp_path, monkeypatch):
     monkeypatch.setattr(MCMC, "warmup", None)
     with pytest.raises(TypeError, match=r"arrays of numbers, but 'key' is .*store jax.random.key_data"):
@@ -305,7 +301,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_once_there_is_room_the_run_goes_on(small_disk):
     run = small_disk / "run"
     short_run(run, 10)

@@ -38,14 +38,12 @@ def start_of(**options):
     return init_to_optimum(jax.random.key(0), line, X, Y, progress_bar=False, **options)
 
 
-@pytest.mark.as_compiled
 def test_the_mode_given_what_is_held():
     start = start_of(num_chains=3, num_steps=2000, hold={"noise": 0.3})
     np.testing.assert_allclose(start["noise"], np.full(3, np.log(0.3)), rtol=1e-6)
     np.testing.assert_allclose(start["slopes"], np.tile(mode(0.3), (3, 1)), rtol=1e-3)
 
 
-@pytest.mark.as_compiled
 def test_the_mode_of_all_sites():
     start = start_of(num_steps=3000, step_size=0.05)
     slope = jax.grad(lambda z: potential_energy(line, (X, Y), {}, z))(start)
@@ -54,7 +52,6 @@ def test_the_mode_of_all_sites():
         np.testing.assert_allclose(leaf, 0.0, atol=0.02)
 
 
-@pytest.mark.as_compiled
 def test_every_chain_keeps_its_best_position_where_steps_leave_the_support():
     def bounded():
         z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
@@ -69,7 +66,6 @@ def test_every_chain_keeps_its_best_position_where_steps_leave_the_support():
 
 
 @pytest.mark.fault("runs/_optimum.py", 'name.startswith("noise.")', "False")
-@pytest.mark.as_compiled
 def test_scales_are_held_at_their_medians_in_a_word():
     prior = dist.LogNormal(0.2, 0.5)
     model = bnn(FCN(1, 3, "erf"), None, NoiseNetwork(0.3, width=2), scales={"w_std": prior})
@@ -84,7 +80,7 @@ def test_scales_are_held_at_their_medians_in_a_word():
     np.testing.assert_allclose(sites["w_std"]["value"], np.exp(0.2), rtol=1e-6)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 @parametrize("kernel", [NUTS, SplitHMC], rest="slow")
 def test_chains_start_there(kernel):
     start = start_of(num_chains=2, num_steps=500, hold={"noise": 0.3})
@@ -116,32 +112,11 @@ def test_errors(options, message):
         start_of(**options)
 
 
-@pytest.mark.as_compiled
 def test_a_key_is_asked_for():
     with pytest.raises(TypeError, match="rng_key"):
         init_to_optimum(0, line, X, Y)
 
 
-@pytest.mark.as_compiled
-def test_starts_of_other_data_are_compiled_no_more():
-    """Whether chains are given their starts or NumPyro looks for them."""
-    start = {"noise": jnp.zeros(3), "slopes": jnp.zeros((3, 2))}
-    keys = jax.random.split(jax.random.key(0), 3)
-
-    def init(y, start):
-        return SplitHMC(line).init(keys, 10, start, (X, y), {})
-
-    init(Y, start), init(Y, None)
-    other = 2 * Y
-    with compilations() as compiled:
-        state = init(other, start)
-        init(other, None)
-    assert compiled == []
-    energy = potential_energy(line, (X, other), {}, jax.tree.map(lambda leaf: leaf[0], start))
-    np.testing.assert_allclose(state.potential_energy, np.full(3, energy), rtol=1e-5)
-
-
-@pytest.mark.as_compiled
 def test_optima_of_other_data_are_compiled_no_more():
     found = {}
     for y in (Y, 2 * Y):
@@ -154,7 +129,6 @@ def test_optima_of_other_data_are_compiled_no_more():
     np.testing.assert_allclose(found["slopes"], np.tile(expected, (3, 1)), rtol=1e-3)
 
 
-@pytest.mark.as_compiled
 def test_a_support_that_a_parameter_moves_is_that_of_the_start():
     """NumPyro keeps its bounds with the functions that it makes of a model."""
 

@@ -61,7 +61,6 @@ def equal(found, expected):
 
 
 @pytest.mark.fault("runs/_pieces.py", "ends.append(ends[-1] + size)", "ends.append(ends[-1] + size + 1)")
-@pytest.mark.as_compiled
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [
@@ -82,7 +81,6 @@ def test_pieces_are_the_run_in_one(tmp_path, kernel, options):
         equal(found.get_extra_fields(group_by_chain), {name: fields[name] for name in (*FIELDS,)} | fields)
 
 
-@pytest.mark.as_compiled
 def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
     whole = StoredDraws(finished)
     assert pieces(tmp_path, num_samples=10).num_samples == 10
@@ -118,7 +116,6 @@ def with_ratio(ratio):
 
 
 @pytest.mark.fault("runs/_pieces.py", "(stored.as_text(), extra_fields)", "(str(stored.out_info), extra_fields)")
-@pytest.mark.as_compiled
 @parametrize(
     "kernel",
     [
@@ -157,7 +154,6 @@ def potential(z):
     return 0.5 * jnp.sum(z["z"] ** 2)
 
 
-@pytest.mark.as_compiled
 def test_a_potential_function_goes_on_with_another_kernel_object(tmp_path):
     def run(num_samples):
         kernel = SplitHMC(potential_fn=potential)
@@ -192,7 +188,7 @@ def test_predictions_and_arviz_read_the_folder(monkeypatch, finished):
     assert data["log_likelihood"]["y"].shape == (2, 20, 6)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_arviz_gets_log_likelihoods_and_predictions_a_block_at_a_time(monkeypatch, finished):
     run = StoredDraws(finished)
     options = {"posterior_predictive": True, "include": ["features"]}

@@ -75,7 +75,6 @@ def test_projections_and_function_values_are_those_of_the_full_draws(stored):
 @pytest.mark.fault(
     "runs/_reduced.py", "{name: value for name, value in sites.items() if name not in self.drop}", "dict(sites)"
 )
-@pytest.mark.as_compiled
 @pytest.mark.parametrize(
     "kernel_class",
     [PreconditionedCrankNicolson, pytest.param(MicrocanonicalLangevin, marks=pytest.mark.slow)],
@@ -94,7 +93,6 @@ def test_a_reduced_run_stores_no_weights_resumes_and_shows_the_kernel_s_diagnost
     assert kernel.get_diagnostics_str(state) == kernel_class(COLLAPSED).get_diagnostics_str(state)
 
 
-@pytest.mark.as_compiled
 def test_a_reduced_kernel_is_pickled():
     projections = random_projections(KEY, "w")
     expected = projections({"w": jnp.ones(3)})
@@ -104,7 +102,6 @@ def test_a_reduced_kernel_is_pickled():
 
 
 @pytest.mark.fault("readout/_functions.py", "read_run(form, draw, args, kwargs)", "read_run(form, draw, args, {})")
-@pytest.mark.as_compiled
 def test_readout_function_is_the_mean_of_readout_predictive():
     x, y = small_data(10)
     draws = {
@@ -118,7 +115,7 @@ def test_readout_function_is_the_mean_of_readout_predictive():
     np.testing.assert_array_equal(by_keyword, found)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_function_ess_is_the_projected_ess_of_the_function_values(stored):
     latent = {name: stored[name] for name in ("hidden", "scale", "w")}
     function = site_function(network, "function", X_TEST)

@@ -114,7 +114,6 @@ def test_other_rows_than_the_fitted_ones_are_refused():
         log_density(model, (X[:9], observed[:9]), {}, {"hidden": jnp.ones((2, 2)), "scale": 1.0, "w_base": jnp.ones(2)})
 
 
-@pytest.mark.as_compiled
 def test_it_takes_what_surrogate_targets_gives():
     observed = CASES["poisson"][1]
     values = {"hidden": jnp.ones((2, 2)), "scale": jnp.ones(()), "w_base": jnp.ones(2)}
@@ -137,17 +136,12 @@ def classifier(x, labels=None, *, width=256):
 
 @pytest.fixture(scope="module")
 def energies():
-    """U − ‖z‖²/2 at draws of N(0, I), in nats, which is constant where the posterior is N(0, I).
-
-    Of the quick surrogate, of the fitted one, and of this with the most telling of its sites flipped.
-    """
+    """U − ‖z‖²/2 at draws of N(0, I), constant where the posterior is N(0, I), of quick and fitted surrogate."""
     data = digits()
     x = np.asarray(data.inputs, "f").reshape(-1, 64)[:128]
     x, labels = (x - x.mean()) / x.std(), np.asarray(data.targets)[:128] % 2
     kernel = mean_kernel(jax.random.key(2), classifier, "features", x)
     fitted = fitted_surrogate(labels, "bernoulli", kernel)
-    loudest = jnp.argmax(jnp.abs(fitted.targets / fitted.noise_scale))
-    flipped = fitted._replace(targets=fitted.targets.at[loudest].multiply(-1))
 
     def model(parts):
         surrogate = Surrogate(*parts)
@@ -166,26 +160,18 @@ def energies():
     keys = jax.random.split(jax.random.key(1), 150)
     quick = surrogate_targets(labels, "bernoulli")
     quick = quick._replace(noise_scale=jnp.broadcast_to(quick.noise_scale, quick.targets.shape))
-    return [np.asarray(at_draws(tuple(each), keys)) for each in (quick, fitted, flipped)]
+    return [np.asarray(at_draws(tuple(each), keys)) for each in (quick, fitted)]
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_energies_at_the_limit_differ_less_if_it_is_fitted(energies):
-    quick, fitted, _ = energies
+    quick, fitted = energies
     # The difference of the means is that of the divergences KL(N(0, I) ‖ posterior).
     assert fitted.mean() < quick.mean() - 8
     assert fitted.std() < 0.75 * quick.std()
 
 
-@pytest.mark.as_compiled
-def test_a_flipped_site_is_seen(energies):
-    """It leaves the posterior as it is, as any site does: what it costs is distance from N(0, I)."""
-    _, fitted, flipped = energies
-    # The draws are the same, so that the mean difference is known well.
-    assert np.mean(flipped - fitted) > 5 * np.std(flipped - fitted) / len(fitted) ** 0.5
-
-
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_counts_in_the_hundred_thousands_have_finite_gradients():
     rng = np.random.default_rng(0)
     counts = rng.poisson(np.exp(10 + CURVE))
@@ -227,7 +213,7 @@ def statistics(model, name, key):
     return predictions.reshape(*predictions.shape[:2], -1), int(mcmc.get_extra_fields()["diverging"].sum())
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 @parametrize("name", CASES, rest="slow")
 def test_plain_and_fitted_chains_agree(name):
     means, errors = [], []

@@ -30,7 +30,6 @@ def model(x, counts=None, *, width=5, prior=PRIOR):
 
 
 @pytest.mark.fault("surrogates.py", "kernel + psi @ psi.T / count", "kernel + psi @ psi.T")
-@pytest.mark.as_compiled
 def test_it_tends_to_the_kernel_in_closed_form():
     options = {"w_std": 1.3, "b_std": 0.4}
     network = bnn(FCN(depth=1, width=400, activation="erf", readout_w_std=1.0, **options), num_outputs=None, noise=0.1)
@@ -41,7 +40,7 @@ def test_it_tends_to_the_kernel_in_closed_form():
     np.testing.assert_allclose(found, expected, atol=0.016)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_that_of_a_convolutional_network_serves_as_its_limit_does():
     """Surrogates fitted with the mean kernel of draws and with the limit's are nearly the same."""
     x, labels = X.reshape(6, 3, 1, 1), np.array([0, 1, 1, 0, 1, 0])
@@ -54,7 +53,6 @@ def test_that_of_a_convolutional_network_serves_as_its_limit_does():
     np.testing.assert_allclose(fits[0].noise_scale, fits[1].noise_scale, rtol=0.03)
 
 
-@pytest.mark.as_compiled
 def test_every_draw_counts_the_same_and_prior_scales_are_multiplied_in():
     scales = np.array([1.0, 2.0, 0.5, 1.0, 3.0], "f")
     samples = {"scale": np.array([1.0, 2.0]), "hidden": np.random.default_rng(1).normal(size=(2, 3, 5)).astype("f")}
@@ -68,7 +66,6 @@ def test_every_draw_counts_the_same_and_prior_scales_are_multiplied_in():
 
 
 @pytest.mark.fault("surrogates.py", "jnp.sqrt(jnp.mean(full**2, axis=1))", "jnp.mean(full, axis=1)")
-@pytest.mark.as_compiled
 def test_variances_that_differ_over_outputs_are_averaged():
     def two(x):
         features = numpyro.deterministic("features", jnp.asarray(x))
@@ -78,14 +75,13 @@ def test_variances_that_differ_over_outputs_are_averaged():
     np.testing.assert_allclose(mean_kernel(KEY, two, "features", X, readout="w", num_draws=2), 5 * X @ X.T, rtol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_sites_that_are_not_among_the_samples_come_from_the_prior():
     samples = {"scale": np.full(4000, 2.0)}
     found = mean_kernel(KEY, partial(model, width=50), "features", X, samples=samples, num_draws=400)
     np.testing.assert_allclose(found, 4 * X @ X.T, rtol=0.1, atol=0.5)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_second_fit_after_a_pilot_run_takes_the_repriorised_model_and_its_draws():
     counts = np.array([0, 2, 1, 5, 0, 3])
     quick = partial(surrogate_targets, likelihood="poisson")
@@ -101,7 +97,6 @@ def test_a_second_fit_after_a_pilot_run_takes_the_repriorised_model_and_its_draw
     assert np.isfinite(fitted_surrogate(counts, "poisson", kernel).targets).all()
 
 
-@pytest.mark.as_compiled
 def test_it_follows_the_model_as_it_is_at_the_call():
     """What a model takes from outside, a loop's variable or an object's attribute, is no part of its name."""
     config = {"width": 1}
@@ -158,7 +153,6 @@ def test_a_part_of_the_rows_is_refused():
         mean_kernel(KEY, some, "features", X)
 
 
-@pytest.mark.as_compiled
 def test_no_key_and_no_numbers():
     with pytest.raises(TypeError, match=r"rng_key must be a PRNG key, .* mean_kernel\(rng_key, model, features, x\)"):
         mean_kernel(0, model, "features", X)

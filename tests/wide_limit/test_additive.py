@@ -69,7 +69,7 @@ def test_kernels_are_moments_of_the_network(x64, activation):
 
 
 @pytest.mark.fault("wide_limit/_additive.py", "units.product + share * units.tangent", "units.product")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_finite_networks_have_both_kernels_on_average():
     """The mean over draws, of features and of gradients, at any width; a dense block has its own limit."""
     x, network = jnp.asarray(X, jnp.float32), NETWORK.clone(width=2)
@@ -140,7 +140,7 @@ def test_the_evidence_prefers_the_structure_of_the_function(function, best):
         assert "additive" in str(fit)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_all_structures_are_compared_under_auto():
     x = RNG.normal(size=(20, 2))
     with warnings.catch_warnings():

@@ -31,7 +31,6 @@ def test_the_axes_and_the_origin():
     np.testing.assert_array_equal(angle_of(y, x), np.float32([0, 0, np.pi, np.pi / 2, -np.pi / 2, 0]))
 
 
-@pytest.mark.as_compiled
 def test_derivatives(x64):
     """The second one as well, and zero at the origin."""
     y, x = jnp.array([0.3, -2.0]), jnp.array([-1.1, 0.2])

@@ -71,7 +71,6 @@ def test_several_outputs_and_blocks(x64, make_network, block_size):
     np.testing.assert_allclose(average(x1, x2), np.trace(expected, axis1=2, axis2=3) / 2, rtol=1e-10)
 
 
-@pytest.mark.as_compiled
 def test_a_network_with_one_output_has_a_matrix_as_kernel(x64):
     w = jnp.array([1.0, -2.0, 0.5])
     f = lambda w, x: jnp.tanh(x @ w)  # noqa: E731
@@ -97,7 +96,6 @@ def test_blocks_bound_the_memory(make_network):
     assert temporaries(None) > 200 * jacobian_row
 
 
-@pytest.mark.as_compiled
 def test_works_with_flax_and_inputs_of_any_shape(x64):
     class Convolution(linen.Module):
         @linen.compact
@@ -111,7 +109,6 @@ def test_works_with_flax_and_inputs_of_any_shape(x64):
         np.testing.assert_allclose(ntk, dense_ntk(module.apply, params, images, images), rtol=1e-9)
 
 
-@pytest.mark.as_compiled
 def test_works_with_nnx():
     class Network(nnx.Module):
         def __init__(self, rngs):
@@ -128,7 +125,6 @@ def test_works_with_nnx():
         np.testing.assert_allclose(*kernels(params), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_the_kernel_can_be_differentiated(x64):
     f = lambda w, x: jnp.sin(x @ w)  # noqa: E731
     x, w = inputs(3), jnp.array([0.3, -0.2, 0.9])
@@ -138,7 +134,6 @@ def test_the_kernel_can_be_differentiated(x64):
         np.testing.assert_allclose(jax.grad(total)(w), jax.grad(closed)(w), rtol=1e-10)
 
 
-@pytest.mark.as_compiled
 def test_the_linearised_network_is_the_tangent(x64, make_network):
     network = make_network()
     params0 = network.init(jax.random.key(0), [3, 8, 2])
@@ -157,7 +152,6 @@ def test_the_linearised_network_is_the_tangent(x64, make_network):
     np.testing.assert_allclose(batched[1], f_lin(at(2.0), x), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.as_compiled
 def test_the_kernel_of_the_linearised_network_does_not_drift(x64, make_network):
     network = make_network()
     params0, params = (network.init(jax.random.key(seed), [3, 8, 2]) for seed in range(2))
@@ -167,7 +161,7 @@ def test_the_kernel_of_the_linearised_network_does_not_drift(x64, make_network):
     assert drift_monitor(network, params0, x)(params).sup_norm > 0.1
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_the_monitor_reports_drift_and_smallest_eigenvalue(x64, make_network):
     network = make_network()
     params0, params = (network.init(jax.random.key(seed), [3, 8, 2]) for seed in range(2))
@@ -190,7 +184,7 @@ def test_integers_of_any_kind_count_rows(integer):
     np.testing.assert_array_equal(empirical_ntk(network, params, x, block_size=integer(2)), expected)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_wider_network_drifts_less(make_network):
     network = make_network()
     x = jnp.asarray(inputs(4), jnp.float32)

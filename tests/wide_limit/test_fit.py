@@ -59,7 +59,6 @@ def moved(found, name, index, step):
     return log_evidence(scales, noise_scale) + prior
 
 
-@pytest.mark.as_compiled
 def test_the_evidence_is_that_of_the_fitted_kernel(found):
     np.testing.assert_allclose(found.log_evidence, log_evidence(found.scales, found.noise_scale), rtol=1e-9)
     nngp, _ = fcn_kernel(found.depth, found.activation, **found.scales)(X)
@@ -67,9 +66,8 @@ def test_the_evidence_is_that_of_the_fitted_kernel(found):
 
 
 @pytest.mark.fault("wide_limit/_scale_problem.py", "*products.shape[: 1 if x2 is None else 2]", "products.shape[0]")
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("sizes", [(1, 1), (128, 3), (300, 130)], ids=str)
-@pytest.mark.parametrize(("activation", "depth"), [("erf", 1), ("relu", 3), ("tanh", 2)])
+@parametrize("sizes", [(1, 1), (128, 3), (300, 130)], ids=str, rest="slow")
+@parametrize(("activation", "depth"), [("erf", 1), ("relu", 3), ("tanh", 2)], rest="slow")
 def test_kernels_by_tiles_are_those_of_the_network(found, activation, depth, sizes, x64):
     scales = {**found.scales, "w_std": np.linspace(0.5, 1.0, depth)}
     other = replace(found, activation=activation, depth=depth, scales=scales)
@@ -79,7 +77,6 @@ def test_kernels_by_tiles_are_those_of_the_network(found, activation, depth, siz
     np.testing.assert_allclose(other.nngp(x1, x2), kernel(x1, x2)[0], rtol=1e-10)
 
 
-@pytest.mark.as_compiled
 def test_kernels_of_single_precision_inputs_are_in_double(found):
     by_column = {**found.scales, "input_scale": np.ones(2)}
     for scales in (found.scales, by_column, {**found.scales, "input_scale": np.array(1.0)}):
@@ -87,7 +84,6 @@ def test_kernels_of_single_precision_inputs_are_in_double(found):
         np.testing.assert_array_equal(other.nngp(single), other.nngp(single.astype(float)))
 
 
-@pytest.mark.as_compiled
 def test_a_series_that_leaves_out_much_is_told_with_predictions(found):
     other = replace(found, activation="tanh", scales={**found.scales, "w_std": np.array([20.0])})
     with pytest.warns(UserWarning, match="Hermite series leaves out"):
@@ -103,7 +99,7 @@ PLACES = [("w_std", 0), ("b_std", 0), ("readout_w_std", 0), ("noise_scale", 0), 
     "-value, -pulled",
 )
 @pytest.mark.fault("wide_limit/_gp.py", "return 0.5 * (self.weights @", "return 0.4 * (self.weights @")
-@parametrize(("name", "index"), PLACES, rest="as_compiled")
+@pytest.mark.parametrize(("name", "index"), PLACES)
 def test_it_is_at_the_mode(found, name, index):
     at, step = moved(found, name, index, 0.0), 0.05
     assert moved(found, name, index, step) < at and moved(found, name, index, -step) < at
@@ -141,7 +137,6 @@ def test_standard_errors_are_those_of_the_curvature(found):
     "return [Conditioned(gram, columns, self.noise_scale**2 / 2)]",
 )
 @pytest.mark.fault("wide_limit/_limit.py", "(fit.noise_scale**2 if with_noise else 0.0)", "0.0")
-@pytest.mark.as_compiled
 def test_predictions_are_the_dense_posterior(found):
     mean, variance = found.predict(X_NEW)
     cross = erf_kernel(X_NEW, X, found.scales)
@@ -153,7 +148,7 @@ def test_predictions_are_the_dense_posterior(found):
     np.testing.assert_allclose(of_observations, np.diagonal(covariance) + found.noise_scale**2, rtol=1e-5)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_the_noise_of_simulated_data_is_found():
     # A draw of the process itself: log noise within three of its standard errors.
     truth = {"w_std": [1.0], "b_std": 0.5, "readout_w_std": 1.3}
@@ -164,7 +159,6 @@ def test_the_noise_of_simulated_data_is_found():
     assert abs(np.log(fit.noise_scale / 0.2)) < 3 * fit.standard_errors["noise_scale"] < 0.5
 
 
-@pytest.mark.as_compiled
 def test_architectures_are_compared_and_the_best_is_first():
     fit = wide_limit.fit(X, Y, activation=("erf", "identity"), depth=(1, 2), num_restarts=1)
     assert len(fit.table) == 4
@@ -183,7 +177,7 @@ def test_architectures_are_compared_and_the_best_is_first():
     "itertools.product(structures, activations, by_column)",
     "itertools.product(structures, activations, by_column[:1])",
 )
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_scales_of_the_inputs_are_compared_with_none():
     # Of four columns one matters, or all do alike: columns' own scales pay in the first case alone.
     x = np.random.default_rng(3).normal(size=(50, 4))
@@ -198,7 +192,6 @@ def test_scales_of_the_inputs_are_compared_with_none():
         assert ("by column" in str(fit).splitlines()[1]) == pays
 
 
-@pytest.mark.as_compiled
 def test_one_layer_is_compiled_for_all_depths_and_data():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 6)), rng.normal(size=20)
@@ -213,7 +206,7 @@ def test_one_layer_is_compiled_for_all_depths_and_data():
     assert other.noise_scale > 5 * found.noise_scale  # of the new data and not the old
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_copied_rows_that_pass_for_no_noise_are_told(recwarn):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 4)), rng.normal(size=30)
@@ -228,7 +221,7 @@ def test_copied_rows_that_pass_for_no_noise_are_told(recwarn):
         assert fit(np.tile(x, (2, 1)), np.tile(y, 2)).noise_scale < 0.1
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_an_outlier_that_takes_the_fit_along_is_told():
     for far in (1e6, -30.0):
         y = Y.copy()
@@ -241,7 +234,6 @@ def test_an_outlier_that_takes_the_fit_along_is_told():
 
 
 @pytest.mark.fault("wide_limit/_fit.py", "max(1, len(residuals) // _ONE_OF)", "1")
-@pytest.mark.as_compiled
 def test_two_outliers_do_not_hide_each_other():
     x, y = np.tile(X, (3, 1)) + 0.1 * RNG.normal(size=(120, 2)), np.tile(Y, 3)
     y[[3, 70]] = 1e6
@@ -273,7 +265,6 @@ def test_targets_that_are_only_skewed_or_heavy_raise_no_alarm(draw):
 @pytest.mark.fault(
     "wide_limit/_fit.py", "np.array(x, float), np.array(y, float)", "np.asarray(x, float), np.asarray(y, float)"
 )
-@pytest.mark.as_compiled
 def test_predictions_stay_when_the_arrays_of_the_fit_are_changed():
     x, y = X[:12].copy(), Y[:12].copy()
     fit = wide_limit.fit(x, y, num_restarts=1)
@@ -283,7 +274,7 @@ def test_predictions_stay_when_the_arrays_of_the_fit_are_changed():
     np.testing.assert_array_equal(fit.predict(X_NEW), before)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_no_scale_runs_away():
     """A step function of a skewed input, on which evidence alone takes the biases to hundreds."""
     x = np.exp(2 * RNG.normal(size=(60, 1)))
@@ -294,7 +285,6 @@ def test_no_scale_runs_away():
 
 @pytest.mark.fault("wide_limit/_scale_problem.py", "1 if rows == columns else 2", "1 if rows == columns else 1")
 @pytest.mark.fault("wide_limit/_scale_problem.py", "by_product[rows, rows] += np.diag(square1)", "pass")
-@pytest.mark.as_compiled
 def test_value_and_gradient_by_tiles():
     """Of more rows than a tile has, two outputs, each column's scale its own; by NumPy's kernel, and differences."""
     rng = np.random.default_rng(2)
@@ -312,7 +302,6 @@ def test_value_and_gradient_by_tiles():
     np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_fitted_scales_go_into_a_model():
     fit = wide_limit.fit(X, Y, depth=2, input_scale=True, num_restarts=1)
     model = bnn(FCN(fit.depth, 5, fit.activation), None, fit.noise_scale, scales=fit.scales)
@@ -327,7 +316,6 @@ def test_an_evidence_that_cannot_be_had_is_minus_infinity_under_jit():
 
 
 @pytest.mark.fault("wide_limit/_scale_problem.py", "vectors * np.sqrt(share / values)", "np.eye(len(values))")
-@pytest.mark.as_compiled
 def test_few_steps_are_left_for_all_rows(monkeypatch):
     """Scales of some of the rows, and how well these know them, are where all rows begin."""
     rng, evaluations = np.random.default_rng(1), []
@@ -344,7 +332,6 @@ def test_few_steps_are_left_for_all_rows(monkeypatch):
     np.testing.assert_allclose(few.table[0]["log_marginal"], whole.table[0]["log_marginal"], atol=0.1)
 
 
-@pytest.mark.as_compiled
 def test_a_bar_tells_which_architecture_is_fitted(bars, capsys):
     x = np.linspace(-1, 1, 10)[:, None]
     options = {"depth": (1, 2), "num_restarts": 1}

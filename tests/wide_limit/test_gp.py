@@ -45,9 +45,8 @@ def parts(kernel):
     return kernel[:NUM_TRAIN, :NUM_TRAIN], kernel[NUM_TRAIN:, :NUM_TRAIN], kernel[NUM_TRAIN:, NUM_TRAIN:]
 
 
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("num_outputs", [None, 3])
-@pytest.mark.parametrize("noise_scale", [0.05, 0.7, np.linspace(0.1, 0.9, NUM_TRAIN)], ids=["low", "high", "rows"])
+@parametrize("num_outputs", [None, 3], rest="slow")
+@parametrize("noise_scale", [0.05, 0.7, np.linspace(0.1, 0.9, NUM_TRAIN)], ids=["low", "high", "rows"], rest="slow")
 def test_agrees_with_scikit_learn(x64, noise_scale, num_outputs):
     kernel, targets = problem(num_outputs)
     index = np.arange(NUM_TRAIN + NUM_TEST)[:, None]
@@ -63,7 +62,6 @@ def test_agrees_with_scikit_learn(x64, noise_scale, num_outputs):
     np.testing.assert_allclose(evidence, oracle.log_marginal_likelihood_value_, rtol=1e-9)
 
 
-@pytest.mark.as_compiled
 def test_evidence_is_the_gaussian_density_with_its_constant(x64):
     kernel, targets = problem(2)
     covariance = parts(kernel)[0] + 0.3**2 * np.eye(NUM_TRAIN)
@@ -71,7 +69,6 @@ def test_evidence_is_the_gaussian_density_with_its_constant(x64):
     np.testing.assert_allclose(gp_log_evidence(parts(kernel)[0], targets, 0.3), expected, rtol=1e-10)
 
 
-@pytest.mark.as_compiled
 def test_evidence_has_the_closed_form_gradient(x64):
     kernel, targets = problem(2)
     train = jnp.asarray(parts(kernel)[0])
@@ -83,7 +80,6 @@ def test_evidence_has_the_closed_form_gradient(x64):
     np.testing.assert_allclose(gradients[1], expected, rtol=1e-9)
 
 
-@pytest.mark.as_compiled
 def test_without_noise_the_data_are_interpolated(x64):
     kernel, targets = problem()
     train = parts(kernel)[0]
@@ -92,7 +88,6 @@ def test_without_noise_the_data_are_interpolated(x64):
     np.testing.assert_allclose(covariance, np.zeros_like(train), atol=1e-8)
 
 
-@pytest.mark.as_compiled
 def test_works_under_jit_and_vmap(x64):
     kernel, targets = problem()
     scales = jnp.array([0.1, 0.5])
@@ -114,14 +109,13 @@ def test_rounding_does_not_make_a_kernel_asymmetric():
     assert mean.shape == (200,)
 
 
-@pytest.mark.as_compiled
 def test_a_negative_noise_under_jit_gives_nan_and_not_its_mirror_image():
     with jax.debug_nans(False):
         evidence = jax.jit(lambda scale: gp_log_evidence(jnp.eye(3), jnp.ones(3), scale))
         assert jnp.isnan(evidence(-0.5)) and jnp.isfinite(evidence(0.5))
 
 
-@parametrize("dtype", [jnp.bfloat16, jnp.float16, int, bool], rest="as_compiled")
+@parametrize("dtype", [jnp.bfloat16, jnp.float16, int, bool], rest="slow")
 def test_numbers_of_any_type_will_do(dtype):
     train = jnp.eye(3, dtype=dtype)
     mean, covariance = gp_posterior(train, train, train, [1, 0, 2], jnp.ones((), dtype))

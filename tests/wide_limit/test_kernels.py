@@ -53,7 +53,7 @@ def assert_agrees(network, case, tolerance):
         *("cnnln_erf_3_CIRCULAR_flatten", "cnnln_relu_3_CIRCULAR_flatten"),
         *("resnet_erf_1_SAME_flatten", "resnet_relu_1_SAME_mean", "resnet_identity_1_SAME_flatten"),
     ],
-    rest="as_compiled",
+    rest="slow",
 )
 def test_closed_forms_agree_with_neural_tangents(x64, case):
     # The file rounds the angle of equal inputs, on which the rectifier's derivative depends: 1.3e-9 on the diagonal.
@@ -79,9 +79,8 @@ def images(num=3, size=(5, 6), channels=2, seed=0):
     'if padding != "CIRCULAR":  # which begins',
     'if padding != "CIRCULAR" or stride > 1:  # which begins',
 )
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("padding", ["CIRCULAR", "SAME", "VALID"])
-@pytest.mark.parametrize("size, stride", [(3, 1), (3, 2), (2, 2), (1, 2)])
+@parametrize("padding", ["CIRCULAR", "SAME", "VALID"], rest="slow")
+@parametrize("size, stride", [(3, 1), (3, 2), (2, 2), (1, 2)], rest="slow")
 def test_a_convolution_is_that_of_the_layer(padding, size, stride):
     """Exactly: outputs are linear in N(0, 1) parameters, so the covariance is the sum over products of derivatives."""
     x1, x2 = (jnp.asarray(images(2, seed=seed), jnp.float32) for seed in (0, 1))
@@ -141,7 +140,6 @@ def test_normalised_networks_tend_to_their_kernels(network):
 
 
 @pytest.mark.fault("wide_limit/_duals.py", "coefficients = coefficients.at[0].add(at_zero)", "pass")
-@pytest.mark.as_compiled
 def test_the_series_is_quadrature(x64):
     """Of a function that is neither odd nor even, with variances that differ, and one that is zero."""
     x1, x2 = np.array([[1.0, 2.0], [0.0, 0.0]]), np.array([[-3.0, 0.5]])
@@ -191,7 +189,6 @@ def test_no_derivative_is_nan_where_images_are_equal_or_black(b_std):
         assert np.all(np.isfinite(leaf)) and np.abs(leaf).max() < 1e3
 
 
-@pytest.mark.as_compiled
 def test_a_kink_is_told_and_a_smooth_function_not():
     x = images(2).reshape(2, -1)
     with warnings.catch_warnings():
@@ -217,7 +214,6 @@ def test_blocks_equal_the_whole(network):
             np.testing.assert_allclose(alone(*args), expected[0], rtol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_fcn_kernel_is_that_of_an_fcn():
     network, x = FCN(2, 1, "tanh", b_std=0.4, input_scale=np.array([0.5, 2.0])), images(3, (1, 1)).reshape(3, 2)
     expected = wide_limit.fcn_kernel(2, "tanh", **network.scales())(x)
@@ -237,7 +233,6 @@ def test_float32_holds_a_thousand_layers(x64, activation):
 
 
 @pytest.mark.slow
-@pytest.mark.as_compiled
 def test_fit_finds_the_scales_of_networks_of_images():
     """The evidence is the dense one at what it found, and less wherever a scale is moved; predictions are the GP's."""
     x = images(24, (4, 4), 1)
@@ -310,7 +305,6 @@ def own_rules(monkeypatch):
     monkeypatch.setattr(_rules, "_RULES", dict(_rules._RULES))
 
 
-@pytest.mark.as_compiled
 def test_a_rule_of_ones_own(own_rules):
     """The sum of the kernels of two CNNs, subclasses included."""
     wide_limit.register_kernel(Branches, branches_rule)
@@ -331,7 +325,6 @@ def test_networks_without_a_rule_are_refused_with_the_names_of_those_that_have_o
         wide_limit.kernel(linen.Dense)
 
 
-@pytest.mark.as_compiled
 def test_long_work_shows_a_bar(bars, monkeypatch, capsys):
     kernel = wide_limit.kernel(CNN(1, 1, "relu"), block_size=2)
     kernel(X)

@@ -30,7 +30,6 @@ def covariance_of(num_rows=12):
 @pytest.mark.fault(
     "wide_limit/_gp.py", "self.targets - self.weights / self.left_out_precision[:, None]", "self.targets - self.weights"
 )
-@pytest.mark.as_compiled
 def test_leave_one_out_is_that_of_refitting_without_each_row():
     covariance, codes = covariance_of(), codes_of(LABELS[:12], 3)
     found = Conditioned(covariance, codes)
@@ -61,7 +60,6 @@ def test_the_gradient_is_that_of_differences(by_input):
     "spread = min(prior.spread[0], 1 / np.sqrt(max(curvature, 1e-12)))",
     "spread = 1e-6",
 )
-@pytest.mark.as_compiled
 def test_the_slope_is_averaged_over_its_posterior():
     """On two rows, where the posterior is wide, by quadrature."""
     values, labels = np.array([[0.5, -0.2, -0.3], [0.1, 0.3, -0.4]]), np.array([0, 1])
@@ -84,7 +82,6 @@ def test_the_slope_is_averaged_over_its_posterior():
     "residual = np.exp(by_draw - by_row)[..., None] * residual",
     "residual = residual / len(values)",
 )
-@pytest.mark.as_compiled
 def test_the_mode_is_that_of_another_optimiser():
     """With draws: each row's probability is an average over them."""
     values, labels = RNG.normal(size=(4, 20, 3)), RNG.integers(0, 3, 20)
@@ -106,7 +103,6 @@ def test_the_mode_is_that_of_another_optimiser():
     "np.append(np.log(self.slope), self.shift)",
     "np.append(np.log(self.slope), 0 * self.shift)",
 )
-@pytest.mark.as_compiled
 def test_a_calibration_is_the_prior_of_another():
     values, labels = RNG.normal(size=(20, 3)), RNG.integers(0, 3, 20)
     first = Calibration.of(RNG.normal(size=(40, 3)), RNG.integers(0, 3, 40))
@@ -117,7 +113,6 @@ def test_a_calibration_is_the_prior_of_another():
     assert np.abs(wide.shift - first.shift).max() > 0.1
 
 
-@pytest.mark.as_compiled
 def test_predictions_are_the_calibrated_dense_regression():
     fit = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
     x_new = RNG.normal(size=(6, 2))
@@ -140,7 +135,6 @@ def test_predictions_are_the_calibrated_dense_regression():
     np.testing.assert_allclose(fit.log_evidence, expected, rtol=1e-3)
 
 
-@pytest.mark.as_compiled
 def test_classes_in_another_order_have_the_same_probabilities():
     order = np.array([2, 0, 1])
     one = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
@@ -149,7 +143,7 @@ def test_classes_in_another_order_have_the_same_probabilities():
     np.testing.assert_allclose(one.predict(X).sum(axis=1), 1.0, rtol=1e-12)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_probabilities_that_are_known_are_found():
     """Labels drawn from a softmax: the error of calibration is that of the sample, and the score near the best."""
     rng = np.random.default_rng(1)
@@ -165,17 +159,7 @@ def test_probabilities_that_are_known_are_found():
     assert abs(held_out - scores["negative_log_likelihood"]) < 3 * fit.held_out.std() / np.sqrt(1000)
 
 
-@pytest.mark.as_compiled
-def test_scales_of_the_inputs_find_the_column_that_matters():
-    x = np.random.default_rng(2).normal(size=(150, 6))
-    labels = (np.sin(3 * x[:, 0]) > 0).astype(int)
-    fit = wide_limit.fit(x, labels, likelihood="bernoulli", activation="erf", depth=1)
-    assert [row["input_scale"] for row in fit.table] == [True, False]
-    assert np.argmax(fit.scales["input_scale"]) == 0
-
-
 @pytest.mark.fault("wide_limit/_label_regression.py", "logarithms = _with_best_noise(score, logarithms, gram)", "pass")
-@pytest.mark.as_compiled
 def test_more_rows_than_are_compared(monkeypatch):
     """Scales of some rows, noise and calibration of all."""
     monkeypatch.setattr("numpyro_wide.wide_limit._fit._MOST_COMPARED", 60)
@@ -195,7 +179,7 @@ def test_more_rows_than_are_compared(monkeypatch):
     assert score(1.0) > max(score(0.3), score(3.0))
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_few_rows_unbalanced_and_missing_classes():
     rare = np.zeros(30, int)
     rare[:2] = 1
@@ -211,7 +195,6 @@ def test_few_rows_unbalanced_and_missing_classes():
 
 
 @pytest.mark.slow
-@pytest.mark.as_compiled
 def test_images_by_a_convolutional_network():
     images = np.random.default_rng(4).normal(size=(24, 6, 6, 1))
     labels = (images[:, 2:4, 2:4].mean(axis=(1, 2, 3)) > 0).astype(int)
@@ -220,7 +203,7 @@ def test_images_by_a_convolutional_network():
     assert fit.predict(images[:5]).shape == (5, 2) and fit.network.w_std is not None
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_a_second_fit_of_other_rows_compiles_nothing():
     options = {"likelihood": "categorical", "activation": "tanh", "depth": 1}
     with compilations() as first:
@@ -245,7 +228,6 @@ def test_mistakes(y, options, message):
         wide_limit.fit(X, y, **options)
 
 
-@pytest.mark.as_compiled
 def test_what_probabilities_do_not_take():
     fit = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
     with pytest.raises(ValueError, match="'with_noise' must not be given where the likelihood is 'categorical'"):
@@ -254,7 +236,7 @@ def test_what_probabilities_do_not_take():
         fit.surrogate()
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_copies_that_stay_in_are_told():
     x, labels = np.tile(X, (2, 1)), np.tile(LABELS, 2)
     with pytest.warns(UserWarning, match="30 of 60 rows repeat others, labels included"):
@@ -262,7 +244,7 @@ def test_copies_that_stay_in_are_told():
 
 
 @pytest.mark.fault("wide_limit/_label_regression.py", "if len(labels) <= FEW_LABELS:", "if len(labels) <= 0:")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_few_labels_that_say_nothing_are_not_believed():
     """Coin flips: scales that fit twelve of them gave a log loss of 2.2, where log 2 is the best."""
     random = np.random.default_rng(0)

@@ -28,10 +28,9 @@ def inputs(num: int = 5, dim: int = 3, seed: int = 0, dtype: type = np.float64) 
     "wide_limit/_layer_kernels.py", "tangent=covariance + w_var * units.tangent", "tangent=w_var * units.tangent"
 )
 @pytest.mark.fault("wide_limit/_layer_kernels.py", "product=w_var * product + b_var", "product=w_var * product")
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("activation", ["erf", "gelu", "relu"])
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("second", ["none", "same"])
+@parametrize("activation", ["erf", "gelu", "relu"], rest="slow")
+@parametrize("depth", [1, 3], rest="slow")
+@parametrize("second", ["none", "same"], rest="slow")
 def test_agrees_with_the_reference_file(x64, activation, depth, second):
     reference = np.load(REFERENCE)
     x = reference["X"]
@@ -91,7 +90,7 @@ def kernels_by_quadrature(activation, x1, x2, w_std, b_std, readout_w_std, reado
     return c, tangent
 
 
-@parametrize("activation", ACTIVATIONS, rest="as_compiled")
+@parametrize("activation", ACTIVATIONS, rest="slow")
 def test_agrees_with_quadrature_when_all_scales_differ(x64, activation):
     x1, x2 = inputs(2)
     x2 = -1.5 * x2  # another norm, and a negative inner product
@@ -101,7 +100,6 @@ def test_agrees_with_quadrature_when_all_scales_differ(x64, activation):
     np.testing.assert_allclose(np.squeeze(actual), expected, rtol=1e-9)
 
 
-@pytest.mark.as_compiled
 def test_identity_is_linear_regression_with_a_prior_of_products(x64):
     x1, x2 = inputs(4), inputs(3, seed=1)
     nngp, ntk = fcn_kernel(2, "identity", w_std=2.0, b_std=0.5, readout_w_std=3.0, readout_b_std=0.1)(x1, x2)
@@ -112,7 +110,6 @@ def test_identity_is_linear_regression_with_a_prior_of_products(x64):
     np.testing.assert_allclose(ntk, last + 9 * (second + 4 * first), rtol=1e-12)
 
 
-@pytest.mark.as_compiled
 def test_depth_0_is_the_readout_alone(x64):
     x = inputs(4)
     nngp, ntk = fcn_kernel(0, "relu", w_std=2.0, b_std=0.5, readout_w_std=3.0, readout_b_std=0.1)(x)
@@ -120,14 +117,12 @@ def test_depth_0_is_the_readout_alone(x64):
     np.testing.assert_allclose(ntk, nngp, rtol=1e-14)
 
 
-@pytest.mark.as_compiled
 def test_scales_by_layer_are_broadcast(x64):
     x = inputs()
     by_layer = fcn_kernel(3, "erf", w_std=jnp.full(3, 1.3), b_std=[0.4, 0.4, 0.4])(x)
     np.testing.assert_allclose(by_layer, fcn_kernel(3, "erf", w_std=1.3, b_std=0.4)(x), rtol=1e-14)
 
 
-@pytest.mark.as_compiled
 def test_blocks_equal_the_whole(x64):
     x1, x2 = inputs(7), inputs(4, seed=1)
     whole, blocks = (fcn_kernel(1, "relu", block_size=size, **SCALES) for size in (None, 3))
@@ -155,9 +150,8 @@ def test_blocks_bound_the_memory():
     assert temporaries(None)[1] > 3.5 * matrix
 
 
-@pytest.mark.as_compiled
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@parametrize("dtype", [np.float32, np.float64], rest="slow")
+@parametrize("activation", ACTIVATIONS, rest="slow")
 def test_derivatives_at_equal_and_zero_inputs_are_finite(x64, activation, dtype):
     x = inputs(4, dtype=dtype)
     x[1], x[2] = x[0], 0
@@ -186,7 +180,7 @@ def test_second_derivatives_at_equal_inputs(x64, activation):
         np.testing.assert_allclose(second, (first(step) - first(-step)) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
-@parametrize("activation", ACTIVATIONS, rest="as_compiled")
+@parametrize("activation", ACTIVATIONS, rest="slow")
 def test_derivatives_at_equal_inputs_are_right(x64, activation):
     x, direction, step = jnp.asarray(inputs(3)), jnp.asarray(inputs(3, seed=2)), 1e-5
     smooth = slice(0, 1) if activation == "relu" else slice(0, 2)  # its tangent kernel has a cusp: see below
@@ -202,7 +196,6 @@ def test_derivatives_at_equal_inputs_are_right(x64, activation):
         np.testing.assert_allclose(actual, (up - down) / (2 * step), rtol=2e-5, atol=1e-8)
 
 
-@pytest.mark.as_compiled
 def test_the_cusp_of_the_relu_has_the_mean_slope(x64):
     x, direction, step = inputs(1), inputs(1, seed=2), 1e-5
     kernel = fcn_kernel(1, "relu", w_std=1.0, b_std=0.0)
@@ -213,8 +206,8 @@ def test_the_cusp_of_the_relu_has_the_mean_slope(x64):
 
 
 @pytest.mark.as_compiled
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@parametrize("activation", ACTIVATIONS, rest="slow")
+@parametrize("scale", [1e-3, 1.0, 1e3], rest="slow")
 def test_float32_is_accurate_for_small_and_large_inputs(x64, activation, scale):
     x = scale * inputs(20, dim=200)
     kernel = fcn_kernel(3, activation, w_std=1.5, b_std=0.1)
@@ -227,8 +220,8 @@ def test_float32_is_accurate_for_small_and_large_inputs(x64, activation, scale):
 
 
 @pytest.mark.as_compiled
-@pytest.mark.parametrize("activation", ["erf", "gelu"])
-@pytest.mark.parametrize("scale", [101.0, 4001.0])
+@parametrize("activation", ["erf", "gelu"], rest="slow")
+@parametrize("scale", [101.0, 4001.0], rest="slow")
 def test_float32_keeps_its_digits_for_opposite_inputs(x64, activation, scale):
     x = scale * np.array([[1.0], [-1.0]])  # the inner products are exact in float32, but 0.01 added to them is lost
     kernel = fcn_kernel(1, activation, w_std=1.0, b_std=0.1)
@@ -238,7 +231,8 @@ def test_float32_keeps_its_digits_for_opposite_inputs(x64, activation, scale):
     np.testing.assert_allclose(single[0] / np.outer(size, size), exact[0] / np.outer(size, size), atol=1e-6)
 
 
-@parametrize("activation", ACTIVATIONS, rest="as_compiled")
+@pytest.mark.as_compiled
+@parametrize("activation", ACTIVATIONS, rest="slow")
 def test_float32_holds_huge_inputs(x64, activation):
     """Products of two variances, here of 1e20, are beyond the range."""
     x = 1e10 * inputs(4)
@@ -257,7 +251,6 @@ def test_second_derivatives_at_orthogonal_inputs_are_right(x64, activation):
     np.testing.assert_allclose(second, (first(step) - first(-step)) / (2 * step), rtol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_works_under_jit_and_vmap(x64):
     x = jnp.asarray(inputs(6).reshape(2, 3, 3))
     scales = jnp.array([0.5, 1.5])
@@ -267,7 +260,6 @@ def test_works_under_jit_and_vmap(x64):
     np.testing.assert_allclose(actual, jnp.stack(expected), rtol=1e-12)
 
 
-@pytest.mark.as_compiled
 def test_the_inputs_set_the_dtype(x64):
     kernel = fcn_kernel(1, "relu", w_std=jnp.array(1.0, jnp.float64), b_std=np.float64(0.1))
     assert kernel(inputs(dtype=np.float32))[0].dtype == jnp.float32
@@ -290,7 +282,6 @@ def test_the_program_does_not_grow_with_the_depth(activation):
     assert square_roots(40) == square_roots(10) > 0
 
 
-@pytest.mark.as_compiled
 def test_a_deep_network_is_the_composition_of_its_layers(x64):
     """Where layers run in a loop: by blocks and whole, with scales by layer, against one layer at a time."""
     x, w_std, b_std = inputs(4), np.linspace(0.8, 1.4, 7), np.linspace(0.1, 0.7, 7)
@@ -324,7 +315,6 @@ def test_derivatives_of_a_deep_network_are_right(x64):
     np.testing.assert_allclose(jax.jit(jax.jacrev(along))(0.0), expected, rtol=2e-5, atol=1e-8)
 
 
-@pytest.mark.as_compiled
 def test_a_negative_scale_under_jit_gives_nan_and_not_its_mirror_image():
     def nngp(scale, name):
         return fcn_kernel(1, "erf", **(SCALES | {name: scale}))(jnp.ones((2, 3)))[0]

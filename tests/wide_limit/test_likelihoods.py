@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -18,8 +17,6 @@ from numpyro_wide.wide_limit._fit import Bound
 from numpyro_wide.wide_limit._likelihoods import logistic_averages, softmax_averages
 from numpyro_wide.wide_limit._observations import Observations
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
-from numpyro_wide.wide_limit._variational import VariationalFit
-from tests.compilations import compilations
 from tests.marks import parametrize
 
 RNG = np.random.default_rng(0)
@@ -48,7 +45,7 @@ def bound_of(x, y, likelihood, size=2.0, activation="erf", depth=1, **options):
         return Bound(problem, Observations.of(y, likelihood, options, options.pop("offset", 0.0)))
 
 
-@parametrize("likelihood", KINDS, rest="as_compiled")
+@parametrize("likelihood", KINDS, rest="slow")
 def test_the_bound_is_just_below_the_integral(likelihood):
     """On two rows, by Gauss and Hermite's rule in two dimensions, all constants included."""
     y, options, log_prob = KINDS[likelihood]
@@ -65,7 +62,6 @@ def test_the_bound_is_just_below_the_integral(likelihood):
     assert exact - (0.25 if likelihood == "student_t" else 0.1) < value < exact + 1e-6
 
 
-@pytest.mark.as_compiled
 def test_the_bound_of_classes_is_just_below_the_integral():
     """Two rows of three classes, by Sobol's points in six dimensions."""
     bound = bound_of(X[:2], [2, 0], "categorical", num_classes=3)
@@ -83,7 +79,7 @@ def test_the_bound_of_classes_is_just_below_the_integral():
     "return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1]",
     "return 0.5 * (state.alpha @ state.alpha.T - 2 * state.alpha.shape[1]",
 )
-@parametrize("likelihood", [*KINDS, "categorical"], rest="as_compiled")
+@parametrize("likelihood", [*KINDS, "categorical"], rest="slow")
 def test_the_gradient_is_that_of_differences(likelihood, monkeypatch):
     """The envelope: with its best Gaussian held, the bound moves by the prior alone."""
     monkeypatch.setattr("numpyro_wide.wide_limit._fit._TOLERANCE", 1e-6)
@@ -98,7 +94,7 @@ def test_the_gradient_is_that_of_differences(likelihood, monkeypatch):
     np.testing.assert_allclose(gradient, differences, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_the_bound_is_near_scikit_learns_laplace_evidence():
     """Of the same kernel; on breast cancer both are within a few hundredths of a nat a row."""
     x, y = load_breast_cancer(return_X_y=True)
@@ -117,7 +113,7 @@ def test_the_bound_is_near_scikit_learns_laplace_evidence():
     "above = (mean[~narrow, None] - logistics) / wide",
     "above = (mean[~narrow, None] - 0 * logistics) / wide",
 )
-@parametrize("scale", [0.1, 0.6, 3.0, 50.0], rest="as_compiled")
+@pytest.mark.parametrize("scale", [0.1, 0.6, 3.0, 50.0])
 def test_averages_of_a_logistic_function(scale):
     found = logistic_averages(np.array([0.7]), np.array([scale**2]))
     functions = lambda f: np.logaddexp(0, f), expit, lambda f: expit(f) * expit(-f)
@@ -133,7 +129,7 @@ def test_averages_of_a_logistic_function(scale):
     "height, hazard = _at(np.minimum((best[:, None] - mean) / scale[:, None], _FARTHEST), 1 / scale)",
     "height, hazard = _at(np.minimum((best[:, None] - mean) / scale[:, None], _FARTHEST), 0.9 / scale)",
 )
-@parametrize("scale", [1e-6, 0.3, 4.0, 60.0], rest="as_compiled")
+@pytest.mark.parametrize("scale", [1e-6, 0.3, 4.0, 60.0])
 def test_averages_of_a_softmax(scale):
     """Against draws in antithetic pairs, and each other: they are derivatives of the first."""
     mean, variance = max(scale, 1.0) * np.array([[0.3, -1.0, 0.9]]), np.array([scale**2])
@@ -172,7 +168,7 @@ def test_probabilities_are_averages_over_the_posterior_of_the_logits(labels, lik
     assert fit.noise_scale is None and fit.likelihood == likelihood and "held out" in str(fit)
 
 
-@parametrize("likelihood", [kind for kind in KINDS if kind != "bernoulli"], rest="as_compiled")
+@parametrize("likelihood", [kind for kind in KINDS if kind != "bernoulli"], rest="slow")
 def test_moments_of_observations_are_those_of_draws(likelihood):
     observed = LOGIT + 0.3 * RNG.normal(size=30) if likelihood == "student_t" else np.minimum(COUNTS, 6)
     options = {"binomial": {"total_count": 6}}.get(likelihood, KINDS[likelihood][1])
@@ -192,7 +188,7 @@ def test_moments_of_observations_are_those_of_draws(likelihood):
 
 
 @pytest.mark.fault("wide_limit/_fit.py", "score = max(candidates", "score = min(candidates")
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_the_choice_predicts_as_well_as_the_best_of_a_grid_of_readouts():
     x, y = load_wine(return_X_y=True)
     rows = np.random.default_rng(0).permutation(len(x))
@@ -225,7 +221,6 @@ def test_labels_left_out_are_as_probable_as_by_refits(labels, likelihood):
         np.testing.assert_allclose(fit.held_out[out], np.log(probs[np.arange(3), labels[out]]), atol=1e-6)
 
 
-@pytest.mark.as_compiled
 def test_several_outputs_and_one_row():
     outputs = np.stack([OUTCOMES, 1 - OUTCOMES], axis=1)
     form = {"likelihood": "bernoulli", "labels": "logits", "num_restarts": 1, "progress_bar": False}
@@ -248,29 +243,6 @@ def test_codes_or_logits_by_labels_left_out():
     assert found.scales == better.scales and abs(codes.held_out.mean() - logits.held_out.mean()) > 1e-3
 
 
-@pytest.mark.as_compiled
-def test_a_second_fit_of_other_rows_compiles_nothing():
-    # A function of its own is an activation that no other test has compiled.
-    options = {"likelihood": "categorical", "labels": "logits", "num_restarts": 1, "activation": lambda u: jnp.sin(u)}
-    with compilations() as first:
-        wide_limit.fit(X[:24], CLASSES[:24], **options)
-    with compilations() as second:
-        wide_limit.fit(2 * np.column_stack([X, X**2])[:18], CLASSES[:18], **options)
-    assert first and not second
-
-
-@pytest.mark.as_compiled
-def test_a_start_from_other_scales_reaches_the_same_bound():
-    observed = Observations.of(CLASSES, "categorical", {"num_classes": 3}, 0.0)
-    (column,) = observed.columns()
-    with double_precision():
-        gram = np.asarray(wide_limit.fcn_kernel(1, "erf", w_std=1.0, b_std=0.5, readout_w_std=5.0)(jnp.asarray(X))[0])
-    cold = VariationalFit(column, 4 * gram).climb()
-    warm = VariationalFit(column, 4 * gram).climb(VariationalFit(column, gram).climb())
-    np.testing.assert_allclose(warm.bound, cold.bound, rtol=1e-6)
-    np.testing.assert_allclose(warm.mean, cold.mean, atol=0.02)
-
-
 @pytest.mark.slow
 def test_separable_labels_one_class_and_missing_classes_have_probabilities():
     separable = (X[:, 0] > 0).astype(float)
@@ -285,7 +257,6 @@ def test_separable_labels_one_class_and_missing_classes_have_probabilities():
     np.testing.assert_allclose(probs[:, 3], probs[:, 4], rtol=1e-6)  # nothing tells them apart
 
 
-@pytest.mark.as_compiled
 def test_counts_of_a_million():
     counts = RNG.poisson(1e6 * np.exp(0.1 * X[:, 0]))
     fit = wide_limit.fit(X, counts, likelihood="poisson", offset=np.log(1e6), num_restarts=1)
@@ -294,7 +265,7 @@ def test_counts_of_a_million():
     assert np.all(variance > 0.9 * mean)
 
 
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_parameters_that_differ_by_row_are_asked_for_again():
     counts, trials = np.minimum(COUNTS, 4), 4 + np.arange(30) % 3
     fit = wide_limit.fit(X, counts, likelihood="binomial", total_count=trials, num_restarts=1)

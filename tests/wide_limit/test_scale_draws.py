@@ -112,7 +112,7 @@ def test_the_traced_density_is_that_of_numpy(network, x64):
     "self.center, self.basis = self.logarithms(mean), self.basis * deviations",
     "self.basis = self.basis * deviations",
 )
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_poor_weights_are_mended_by_better_coordinates(quadrature, monkeypatch):
     at, (weights, *_, log_noise) = posterior(), quadrature
     at.center, at.basis = 1.0 * SPREADS, 0.8 * np.diag(SPREADS)
@@ -131,14 +131,12 @@ def test_poor_weights_are_mended_by_better_coordinates(quadrature, monkeypatch):
         assert abs(by_weight @ values - mean) < 4 * error
 
 
-@pytest.mark.as_compiled
 def test_extreme_scales_have_no_weight():
     of_rank_one = np.array([-50.0, 0.0, 0.0, -50.0])
     assert posterior().log_density(of_rank_one) == -np.inf
 
 
 @pytest.mark.fault("wide_limit/_scale_draws.py", "sums = np.cumsum(weights)", "sums = np.cumsum(np.ones(len(weights)))")
-@pytest.mark.as_compiled
 def test_resampling_keeps_the_weights_to_one_draw():
     weights = RNG.dirichlet(np.ones(20))
     rows, counts = _scale_draws._resampled(weights, RNG)
@@ -147,7 +145,6 @@ def test_resampling_keeps_the_weights_to_one_draw():
     assert counts.sum() == _scale_draws._NUM_KEPT and np.all(np.abs(times - 50 * weights) < 1)
 
 
-@pytest.mark.as_compiled
 def test_many_rows_of_poor_weights_are_told(monkeypatch):
     monkeypatch.setattr(_scale_draws, "_POOR_SHAPE", CHAINS)
     monkeypatch.setattr(_scale_draws, "_MANY_ROWS", 8)
@@ -156,7 +153,6 @@ def test_many_rows_of_poor_weights_are_told(monkeypatch):
 
 
 @pytest.mark.fault("wide_limit/_limit.py", "sum(w * fit.nngp(x1, x2)", "sum(w * self.draws[0].nngp(x1, x2)")
-@pytest.mark.as_compiled
 def test_several_outputs_and_the_kernel_are_mixtures():
     targets = np.column_stack([Y, Y**2])
     fit = wide_limit.fit(X, targets, scales="integrated", num_restarts=1)
@@ -170,7 +166,6 @@ def test_several_outputs_and_the_kernel_are_mixtures():
     np.testing.assert_allclose(fit.nngp(X_NEW, X), np.tensordot(fit.weights, kernels, 1), rtol=1e-10)
 
 
-@pytest.mark.as_compiled
 def test_a_fit_at_the_mode_has_no_draws():
     targets = np.column_stack([Y, Y**2])
     fit = wide_limit.fit(X, targets, num_restarts=1)

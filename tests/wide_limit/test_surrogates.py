@@ -53,7 +53,7 @@ def optimum(loss, size):
     "return state.mean + state.slope / weights[:, None], 1 / weights",
     "return state.mean, 1 / weights",
 )
-@parametrize("name", LIKELIHOODS, rest="as_compiled")
+@parametrize("name", LIKELIHOODS, rest="slow")
 def test_it_is_the_best_gaussian_of_all(x64, name):
     """Of all Gaussians, those with full covariances included, none has a larger variational bound."""
     likelihood, y, options = LIKELIHOODS[name]
@@ -118,7 +118,6 @@ def test_classes_have_the_best_weights_that_they_can_share(x64, contrasts):
     "weight = (self.df + 1) / (self.df * self.scale**2 + residual**2)",
     "weight = self.df / (self.df * self.scale**2 + residual**2)",
 )
-@pytest.mark.as_compiled
 def test_student_t_is_the_fixed_point_that_the_docstring_says():
     """Mean slopes are those of the likelihood, weights the mean precisions of the scale mixture; by SciPy's quad."""
     y, df, scale = np.array([0.3, -0.2, 8.0, 0.5]), 3.0, 0.4
@@ -150,7 +149,6 @@ def test_student_t_is_the_fixed_point_that_the_docstring_says():
 @pytest.mark.fault(
     "wide_limit/_observations.py", "for _, variance in sites], axis=1) ** 0.5", "for _, variance in sites], axis=1)"
 )
-@pytest.mark.as_compiled
 def test_a_gaussian_likelihood_is_its_own_surrogate():
     y = np.array([0.3, -0.2, 8.0, 0.5])
     found = fitted_surrogate(y, lambda f: dist.Normal(f, 0.3), KERNEL, offset=[0.0, 1.0, 2.0, 3.0])
@@ -158,7 +156,7 @@ def test_a_gaussian_likelihood_is_its_own_surrogate():
     np.testing.assert_allclose(found.noise_scale, 0.3, rtol=1e-6)
 
 
-@parametrize("name", [*LIKELIHOODS, "student_t"], rest="as_compiled")
+@parametrize("name", [*LIKELIHOODS, "student_t"], rest="slow")
 def test_a_function_says_the_same_as_a_name(name):
     likelihood, y, options = LIKELIHOODS.get(name, (None, np.array([0.3, 0.4, 0.9, 0.2]), {"df": 9.0, "scale": 2.0}))
     likelihood = likelihood or (lambda f: dist.StudentT(9.0, f, 2.0))
@@ -170,7 +168,7 @@ def test_a_function_says_the_same_as_a_name(name):
     np.testing.assert_allclose(posterior(found)[0], posterior(named)[0], atol=0.02 if name == "student_t" else 2e-3)
 
 
-@parametrize("name", LIKELIHOODS, rest="as_compiled")
+@parametrize("name", LIKELIHOODS, rest="slow")
 def test_what_the_model_holds_says_the_same_as_a_name(name):
     """A function to NumPyro's distribution, with parameters by row, summed over rows or not."""
     likelihood, y, options = LIKELIHOODS[name]
@@ -199,7 +197,6 @@ def test_what_a_classifier_holds_says_the_same_as_its_name(contrasts, monkeypatc
     np.testing.assert_allclose(found.targets, named.targets, atol=1e-4)
 
 
-@pytest.mark.as_compiled
 def test_columns_of_a_distribution_are_those_of_its_name():
     y, size = np.array([[0, 3], [4, 1], [17, 0], [2, 5]]), np.array([2.5, 0.7])
     held = lambda f: dist.NegativeBinomial2(jnp.exp(f), size).to_event(2)  # noqa: E731
@@ -209,7 +206,6 @@ def test_columns_of_a_distribution_are_those_of_its_name():
     np.testing.assert_allclose(found.noise_scale, named.noise_scale, rtol=1e-3)
 
 
-@pytest.mark.as_compiled
 def test_a_distribution_without_a_name_is_the_fixed_point_of_its_derivatives():
     """Lengths with Gamma(3, 3 e^-f): slopes 3 y e^-f - 3 and curvatures 3 y e^-f, averaged by SciPy's quad."""
     y = np.array([0.5, 2.0, 9.0, 1.0])
@@ -242,7 +238,6 @@ def test_a_row_of_no_trials_says_nothing(held):
     np.testing.assert_allclose(covariance, KERNEL - gain @ KERNEL[rest], atol=3e-3)
 
 
-@pytest.mark.as_compiled
 def test_what_a_mask_hides_says_nothing():
     y, shown = np.array([0.3, -0.2, 8.0, 0.5]), np.array([True, True, False, True])
     found = fitted_surrogate(y, lambda f: dist.Normal(f, 0.3).mask(shown), KERNEL)
@@ -251,7 +246,6 @@ def test_what_a_mask_hides_says_nothing():
     assert found.noise_scale[2] > 40
 
 
-@pytest.mark.as_compiled
 def test_a_likelihood_that_is_not_concave_keeps_its_weights_positive():
     y = np.array([0.3, -0.2, 8.0, 0.5])
     found = fitted_surrogate(y, lambda f: dist.StudentT(3.0, f, 0.2), KERNEL)
@@ -259,7 +253,6 @@ def test_a_likelihood_that_is_not_concave_keeps_its_weights_positive():
     assert found.noise_scale[2] > 20 * found.noise_scale[0]
 
 
-@pytest.mark.as_compiled
 def test_outputs_are_fitted_one_by_one_with_parameters_of_their_own():
     y = np.array([[0, 3], [4, 1], [17, 0], [2, 5]])
     size = np.array([2.5, 0.7])
@@ -271,7 +264,6 @@ def test_outputs_are_fitted_one_by_one_with_parameters_of_their_own():
         np.testing.assert_allclose(both.noise_scale[:, i], one.noise_scale, rtol=1e-5)
 
 
-@pytest.mark.as_compiled
 def test_an_offset_of_logits_moves_the_classes():
     """What the offset says alone needs no readout: labels that it makes certain say nothing more."""
     offset = 20 * np.eye(3)[[0, 2, 2, 1]]
@@ -279,7 +271,6 @@ def test_an_offset_of_logits_moves_the_classes():
     np.testing.assert_allclose(posterior(found)[0], 0, atol=1e-2)
 
 
-@pytest.mark.as_compiled
 def test_double_precision_inside_whatever_the_user_has(x64):
     y = np.array([1, 1, 0, 1])
     double = fitted_surrogate(y, "bernoulli", KERNEL)
@@ -294,7 +285,7 @@ def test_double_precision_inside_whatever_the_user_has(x64):
     "weights = np.minimum(state.weights, total_weight / (len(state.weights) * self._prior))",
     "weights = state.weights",
 )
-@pytest.mark.as_compiled
+@pytest.mark.slow
 def test_weights_stay_within_what_single_precision_resolves():
     """Counts in the hundred thousands; the slope at the mean is the likelihood's all the same."""
     rng = np.random.default_rng(0)
@@ -312,7 +303,6 @@ def test_weights_stay_within_what_single_precision_resolves():
     np.testing.assert_allclose(np.asarray(free.noise_scale)[large] ** -2.0, counts[large], rtol=0.05)
 
 
-@pytest.mark.as_compiled
 def test_a_kernel_in_single_precision_is_as_good():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(60, 2)).astype("f")
@@ -396,7 +386,6 @@ def test_what_holds_no_real_numbers_is_refused(observations, options):
         fitted_surrogate(observations, "bernoulli", KERNEL, **options)
 
 
-@pytest.mark.as_compiled
 def test_what_is_given_can_be_changed_afterwards():
     y, kernel = np.array([1.0, 1.0, 0.0, 1.0]), KERNEL.copy()
     found = fitted_surrogate(y, "bernoulli", kernel)
@@ -411,7 +400,6 @@ def test_traced_numbers_are_refused():
         jax.jit(lambda y: fitted_surrogate(y, "poisson", KERNEL))(jnp.ones(4))
 
 
-@pytest.mark.as_compiled
 def test_a_fit_that_does_not_settle_says_so(monkeypatch):
     from numpyro_wide.wide_limit import _variational
 
@@ -424,7 +412,6 @@ def test_a_fit_that_does_not_settle_says_so(monkeypatch):
         fitted_surrogate([0, 4, 17, 2], "poisson", KERNEL)
 
 
-@pytest.mark.as_compiled
 def test_a_fit_that_takes_long_shows_a_bar(bars, monkeypatch, capsys):
     likelihood, y, _ = LIKELIHOODS["poisson"]
     monkeypatch.setattr(_checks, "_PATIENCE", 0)
