@@ -33,7 +33,7 @@ UNITS, RACE_UNITS = 50, 32  # of one layer, and of several: UCI, where wider one
 GRADIENT, GRADIENT_ROW = 6e-5, 4.5e-7  # seconds in float32; of each row and fifty units
 # Costs in gradients: of a step of unadjusted chains, a draw's predictions, a weighted draw, a trajectory; noise by row.
 GRADIENTS = {"step": 2.6, "prediction": 3.0, "weighted draw": 45.0, "trajectory": 20.0, "noise by row": 1.3}
-COMPILING = {"chains": 4.0, "noise by row": 2.0, "Adam": 3.7, "weighted draws": 4.5, "race": 3.0}  # seconds
+COMPILING = {"chains": 4.0, "noise by row": 2.0, "Adam": 3.7, "weighted draws": 4.5, "race": 3.0}  # seconds: UCI
 FEWEST_STEPS, MANY_STEPS = 500, 17_000  # of chains; with as many, layers gain that optima do not need: kin8nm
 WARMUP_SHARE, CONSTANT_SHARE = 0.4, 0.3  # of the steps, at the most; with constant noise first: concrete
 MOST_ADAM, MOST_WARMUP, MOST_CONSTANT, FIRST_LOOK = 500, 2000, 25_000, 3000  # steps; more gained nothing: UCI
