@@ -252,13 +252,6 @@ def test_quantiles_of_an_interval_and_their_slopes(x64):
     np.testing.assert_allclose(ends, [np.nan, 0.0, 1.0, np.nan], atol=0.01)
 
 
-def test_the_rate_of_a_poisson_may_underflow():
-    evaluate = jax.jit(jax.value_and_grad(lambda eta: natural.Poisson(eta).log_prob(2)))
-    log_prob, score = evaluate(jnp.array([-200.0]))
-    np.testing.assert_allclose(log_prob, -400 - np.log(2), rtol=1e-6)
-    np.testing.assert_array_equal(score, [2.0])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
