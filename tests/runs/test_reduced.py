@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS, Predictive
 
-from numpyro_wide import ReadoutPredictive, collapse_readout, mcmc, repriorise, runs
+from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
 from numpyro_wide.diagnostics import (
     function_ess,
     project,
@@ -20,7 +20,6 @@ from numpyro_wide.diagnostics import (
 from numpyro_wide.mcmc import MicrocanonicalLangevin, PreconditionedCrankNicolson
 from numpyro_wide.readout import readout_function, site_function
 from numpyro_wide.runs import reduced
-from tests.marks import parametrize
 from tests.models import small_data
 
 WIDTH = 6
@@ -171,10 +170,3 @@ def test_a_readout_function_refuses_arguments_without_the_observations():
         readout_function(COLLAPSED, (x,), X_TEST)({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
     with pytest.raises(ValueError, match="the observed site 'y' is not observed with these model_args"):
         readout_function(COLLAPSED, (), X_TEST, model_kwargs={"x": x})({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
-
-
-@parametrize("name", runs.__all__, rest="slow")
-def test_names_are_those_of_the_samplers_too(name):
-    assert getattr(mcmc, name) is getattr(runs, name) and name in dir(mcmc)
-    with pytest.raises(AttributeError, match="has no attribute 'reduce'"):
-        mcmc.reduce  # noqa: B018
