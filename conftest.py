@@ -73,9 +73,9 @@ pytest_collect_file = Sybil(parsers=[blocks_of_page], patterns=["README.md", "do
 
 
 def pytest_collection_modifyitems(items):
-    """Run pages of the gallery nightly: each shows a study, and `make docs` runs them all."""
+    """Run pages of the gallery, of a study each, and the longest guides nightly; `make docs` runs all pages."""
     for item in items:
-        if item.path.match("docs/gallery/*.md"):
+        if item.path.match("docs/gallery/*.md") or item.path.name in {"amortise.md", "classes.md"}:
             item.add_marker("slow")
 
 
