@@ -114,7 +114,7 @@ def fit_random_features(
     depth: int | Sequence[int] = 1,
     input_scale: bool | Sequence[bool] = True,
     structure: str | Sequence[str] = "dense",
-    order: int | Sequence[int] = 2,
+    order: int | Sequence[int] | None = None,
     num_rows: int = 1000,
     width: int = 512,
     num_draws: int = 16,

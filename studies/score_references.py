@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent / "references"
 COLUMNS = ("mean_error", "deviation_error", "coverage_90", "c2st", "log_density_gap")
 NUM_DIRECTIONS, NUM_UNITS, NUM_FOLDS = 10, 200, 5  # of the classifier
 RIDGE = 1.0
+FEWEST_DRAWS = 100  # of fewer a classifier tells by chance
 
 
 def load(name: str, folder: Path = FOLDER) -> dict[str, Any]:
@@ -40,12 +41,22 @@ def scores(reference: dict[str, Any], function: Any, noise: Any = None) -> dict[
     Returns:
         Root mean squares over inputs of the errors of mean and standard deviation, in the reference's deviations; the
         share of the reference in central intervals of 90 %; the accuracy of a classifier, 0.5 where it can tell
-        nothing; and the mean log density of the test rows less the reference's, in nats a row.
+        nothing, and less for copies of the reference's own draws; and the mean log density of the test rows less the
+        reference's, in nats a row.
+
+    Raises:
+        ValueError: of fewer than a hundred draws, other shapes, numbers that are not finite, or a noise that is not
+            positive.
     """
     likelihood = reference["card"]["likelihood"]
     exact, draws = (centred(np.asarray(part, float), likelihood) for part in (reference["function"], function))
-    if draws.shape[1:] != exact.shape[1:]:
-        raise ValueError(f"function must be draws of shape {exact.shape[1:]}, but is of shape {draws.shape}.")
+    if draws.shape[1:] != exact.shape[1:] or len(draws) < FEWEST_DRAWS:
+        expected = ", ".join(map(str, ["draws", *exact.shape[1:]]))
+        raise ValueError(
+            f"function must have shape ({expected}) with {FEWEST_DRAWS} draws at least, not {draws.shape}."
+        )
+    if not np.isfinite(draws).all():
+        raise ValueError(f"function must be finite, but {np.sum(~np.isfinite(draws))} of its numbers are not.")
     deviation = exact.std(0)
     low, high = np.quantile(draws, (0.05, 0.95), axis=0)
     ours = log_density(reference, draws, noise, likelihood)
@@ -82,7 +93,12 @@ def log_density(reference: dict[str, Any], function: np.ndarray, noise: Any, lik
         return np.full(len(targets), np.nan)
     else:
         noise = np.asarray(noise, float)
-        noise = noise[:, is_test] if noise.ndim == 2 else np.broadcast_to(noise, len(function))[:, None]
+        if noise.shape not in ((len(function),), (len(function), len(is_test))) or not (noise > 0).all():
+            raise ValueError(
+                f"noise must be positive, of shape ({len(function)},) or ({len(function)}, {len(is_test)}), but has "
+                f"shape {noise.shape} and least value {noise.min(initial=np.inf):.3g}."
+            )
+        noise = noise[:, is_test] if noise.ndim == 2 else noise[:, None]
         terms = -0.5 * ((targets - function) / noise) ** 2 - np.log(noise) - 0.5 * np.log(2 * np.pi)
     return np.logaddexp.reduce(terms, axis=0) - np.log(len(terms))
 

@@ -171,7 +171,7 @@ class WideBNN(BaseEstimator):
         """Return the plan that was given, or make one for rows, columns and outputs, or classes."""
         if self.plan is None:
             budget = DEFAULT_SECONDS if self.time_budget is None else float(self.time_budget)
-            options |= {"hidden": self.hidden, "method": self.method, "num_chains": self.num_chains}
+            options |= {"hidden": self.hidden, "method": self.method, "num_chains": int(self.num_chains)}
             plan = make(*shape, **options, time_budget=budget, speed=measured_speed())
         else:
             plan = self.plan if isinstance(self.plan, Plan) else Plan.from_json(self.plan)

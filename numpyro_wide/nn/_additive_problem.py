@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide._activations import Activation
-from numpyro_wide._checks import listing
 from numpyro_wide.nn._additive import AdditiveNetwork, dense_block, effects_of, law_nodes, unit_scales
 from numpyro_wide.wide_limit._additive import Effects, Scales, sum_of_effects, unit_kernel
 from numpyro_wide.wide_limit._scale_problem import (
@@ -20,6 +19,7 @@ from numpyro_wide.wide_limit._scale_problem import (
     SPREADS,
     TILE,
     ScaleProblem,
+    column_deviations,
     nngp_by_tiles,
     tile_slices,
     whole_tiles,
@@ -73,9 +73,9 @@ class AdditiveProblem(ScaleProblem):
     @classmethod
     def of_network(cls, network: Any, inputs: np.ndarray, size: float, **options: Any) -> "AdditiveProblem":
         """Set up a network's scales, for functions of the standard deviation ``size``."""
-        deviations, by_input = inputs.std(axis=0), options["by_input"]
+        deviations, by_input = column_deviations(inputs), options["by_input"]
         if not np.all(deviations > 0):
-            constant = listing(map(str, np.flatnonzero(deviations == 0)))
+            constant = np.flatnonzero(deviations == 0).tolist()
             raise ValueError(f"columns {constant} of x are constant, and have no effect; leave them out.")
         bare = network.clone(b_std=1.0, relevance=1.0, order_scale=1.0, readout_b_std=0.0, dense=0)
         main = bare.clone(which=None, w_std=1 / deviations, order_scale=np.eye(network.order)[0])  # one input each

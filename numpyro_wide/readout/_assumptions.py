@@ -172,7 +172,7 @@ def _is_linear(run: ReadoutRun, direction: Array, displaced: Array, tangent: Arr
 
 def nan_unless(findings: Findings, run: ReadoutRun) -> ReadoutRun:
     """Return a run whose mean is NaN where an assumption does not hold, as is all that follows from it."""
-    return replace(run, loc=jnp.where(jnp.stack(list(findings.values())).all(), run.loc, jnp.nan))
+    return replace(run, loc=jnp.where(jnp.array(list(findings.values())).all(), run.loc, jnp.nan))
 
 
 def refuse(findings: Findings, model: ReadoutModel) -> None:

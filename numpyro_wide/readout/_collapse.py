@@ -147,10 +147,11 @@ class CollapsedModel(ReadoutModel):
 
         run, findings = run_program(read, values, quick=True)
         refuse(findings, self)
+        problem = run.problem()
         if float(run.prior_size()) >= TOO_LARGE * np.sqrt(np.mean(np.square(run.residual))):  # of one draw
             sizes = run_program(lambda key: prior_sizes(key, self.fn, args, kwargs), random.key(0), quick=True)
             warn_of_prior_sizes(sizes)
-        error = run.problem().evidence_error()
+        error = problem.evidence_error()
         if np.isnan(error) or float(error) < FELT_ERROR or program.has_free_noise():
             return
         if np.isinf(error):

@@ -21,7 +21,15 @@ from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS
 from numpyro_wide.wide_limit._limit import WideLimitFit
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 from numpyro_wide.wide_limit._scale_draws import ScalePosterior, draw_scales
-from numpyro_wide.wide_limit._scale_problem import BOUND, Objective, ScaleProblem, laplace, mode_of, problem_type
+from numpyro_wide.wide_limit._scale_problem import (
+    BOUND,
+    Objective,
+    ScaleProblem,
+    column_deviations,
+    laplace,
+    mode_of,
+    problem_type,
+)
 from numpyro_wide.wide_limit._variational import State, VariationalFit
 
 _TOLERANCE = 2e-3  # of means and weights at the largest bound
@@ -134,7 +142,7 @@ def fit(
     offset: ArrayLike = 0.0,
     labels: str | None = None,
     structure: str | Sequence[str] = "dense",
-    order: int | Sequence[int] = 2,
+    order: int | Sequence[int] | None = None,
     network: Any = None,
     activation: Activation | Sequence[Activation] | None = None,
     depth: int | Sequence[int] | None = None,
@@ -178,7 +186,8 @@ def fit(
         structure: "dense", units that see all inputs; "additive", an :class:`~numpyro_wide.nn.AdditiveNetwork` with the
             inputs' own law; "both", with a dense block; several to compare; or "auto" for all three. With
             ``input_scale`` an additive network has a weight scale and a relevance by column. Not of labels.
-        order: largest number of inputs of an effect, at most that of columns, or several to compare.
+        order: largest number of inputs of an effect, at most that of columns, or several to compare; 2 by default, or 1
+            of a single column.
         network: an :class:`~numpyro_wide.nn.FCN`, :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`
             or one of a registered kernel, or several to compare, instead of ``activation`` and ``depth``; its
             ``w_std``, ``b_std`` and ``readout_w_std`` are fitted.
@@ -279,7 +288,7 @@ def fit(
                 problem_type(module).of_network(module, by_input=bool(choice), **options) for module, choice in pairs
             ]
         if not problems:
-            raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
+            raise ValueError("there is no architecture to fit; give one structure, activation, depth and input_scale.")
         if is_of_classes and not all(problem.takes_labels for problem in problems):
             raise ValueError("additive networks are fitted to numbers, not to labels; pass structure='dense'.")
         data: dict[str, Any] = {"inputs": inputs, "targets": targets}
@@ -315,11 +324,11 @@ _STRUCTURES = ("dense", "additive", "both")
 
 
 def _structures(structure: str | Sequence[str], inputs: np.ndarray) -> Sequence[str]:
-    """Return the structures to compare; of a single column all are one."""
+    """Return the structures to compare; of a single column all are one, and one that is constant has no effect."""
     for choice in _several(structure):
         check_one_of("structure", choice, (*_STRUCTURES, "auto"))
     if "auto" in _several(structure):
-        return _STRUCTURES if inputs.shape[1] > 1 else _STRUCTURES[:1]
+        return _STRUCTURES if inputs.shape[1] > 1 and column_deviations(inputs).all() else _STRUCTURES[:1]
     return _several(structure)
 
 
@@ -333,6 +342,7 @@ def _problems(
 ) -> list[ScaleProblem]:
     """Return one problem for each choice; an additive network alone has no depth."""
     depths = [whole_number("depth", layers) for layers in _several(depth)]
+    order = min(2, options["inputs"].shape[1]) if order is None else order
     orders = [whole_number("order", size) for size in _several(order)]
     problems = []
     for structure, name, by_input in itertools.product(structures, activations, by_column):

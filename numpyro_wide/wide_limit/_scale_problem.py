@@ -23,6 +23,12 @@ _IMAGE_BLOCK, _ROW_BLOCK = 50, 512  # images, or rows, whose kernels are compute
 TILE = 128  # rows and columns of a tile, to stay in the cache
 
 
+def column_deviations(inputs: np.ndarray) -> np.ndarray:
+    """Return the standard deviations of columns, 0 for one that is constant but for rounding."""
+    deviations = inputs.std(axis=0)
+    return np.where(deviations > 1e-12 * np.abs(inputs).max(axis=0), deviations, 0.0)
+
+
 @dataclass(frozen=True)
 class ScaleProblem:
     """An architecture, its data, and the priors of its scales' logarithms."""
@@ -63,7 +69,7 @@ class ScaleProblem:
             medians["noise_scale"] = np.array(size * NOISE)
         spreads = [SPREADS[name] for name in medians]
         if by_input:
-            deviations = inputs.std(axis=0)
+            deviations = column_deviations(inputs)
             medians["input_scale"] = 1 / np.where(deviations > 0, deviations, 1.0)
             spreads += [relevance] * len(deviations)
         return cls(activation, depth, None, inputs, medians, np.array(spreads))

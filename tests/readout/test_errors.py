@@ -47,6 +47,13 @@ def observed_by(make_site):
     return model
 
 
+def of_another_width(y=None):
+    """Features with a column less than the readout, which nothing reads."""
+    features = numpyro.deterministic("features", jnp.ones((6, 4)))
+    numpyro.sample("w", dist.Normal(0, 1).expand([5, 2]).to_event(2))
+    numpyro.sample("y", dist.Normal(features[:, :2], 0.3).to_event(2), obs=y)
+
+
 def scaled_likelihood(features, w, y):
     with scale(scale=0.5):
         numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(2), obs=y)
@@ -340,6 +347,12 @@ CASES = [
         "collapse: subsampled likelihood",
         lambda: collapsed(model=observed_by(subsampled_likelihood)),
         "observed site 'y' is scaled or in a subsampled plate.*Drop subsample_size",
+    ),
+    Case("collapse: width", lambda: collapsed(model=of_another_width), r"readout .w. must have shape \(4, 2\)"),
+    Case(
+        "collapse: width in a program",
+        lambda: jax.jit(lambda y: collapsed(y, of_another_width))(Y),
+        r"readout .w. must have shape",
     ),
     Case(
         "collapse: masked",

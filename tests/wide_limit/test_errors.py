@@ -171,7 +171,7 @@ CASES = [
     Case(
         "fit: a constant column",
         lambda: wide_limit.fit(np.append(X, 0 * X[:, :1], axis=1), Y, structure="additive"),
-        r"columns '\d' of x are constant.*leave them out",
+        r"columns \[\d\] of x are constant.*leave them out",
     ),
     Case("fit: no network", lambda: wide_limit.fit(X, Y, network=[]), "there is no architecture to fit"),
     Case(

@@ -45,6 +45,17 @@ def found():
     return wide_limit.fit(X, Y, input_scale=True, num_restarts=2, num_rows=30)
 
 
+@pytest.mark.fault("wide_limit/_scale_problem.py", "1e-12 * np.abs(inputs).max(axis=0)", "0.0")
+def test_a_constant_column_is_no_matter_whether_its_deviation_rounds_to_zero():
+    """That of 0.1 is 1e-17: its scale was a median of 1e16, and all other columns were lost."""
+    inputs = [np.column_stack([X, np.full(40, constant)]) for constant in (0.1, 0.5)]
+    assert inputs[0].std(axis=0)[2] > 0 == inputs[1].std(axis=0)[2]
+    problems = [ScaleProblem.of("erf", 1, x, 1.0, by_input=True, has_noise=True) for x in inputs]
+    np.testing.assert_allclose(*(problem.medians["input_scale"] for problem in problems))
+    raced = wide_limit.fit(inputs[0], Y, structure="auto", num_restarts=1, num_rows=20)
+    assert {row["structure"] for row in raced.table} == {"dense"}
+
+
 def moved(found, name, index, step):
     """Scales and noise with one logarithm moved, and the log prior of all."""
     scales = {**found.scales, "noise_scale": found.noise_scale}
