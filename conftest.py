@@ -72,10 +72,13 @@ def evaluate(evaluator, example, *, is_lesson):
 pytest_collect_file = Sybil(parsers=[blocks_of_page], patterns=["README.md", "docs/*.md", "docs/*/*.md"]).pytest()
 
 
+LONGEST = {"amortise.md", "classes.md", "images.md", "ignores_the_data.md"}  # 45 seconds of processor time and more
+
+
 def pytest_collection_modifyitems(items):
     """Run pages of the gallery, of a study each, and the longest guides nightly; `make docs` runs all pages."""
     for item in items:
-        if item.path.match("docs/gallery/*.md") or item.path.name in {"amortise.md", "classes.md"}:
+        if item.path.match("docs/gallery/*.md") or item.path.name in LONGEST:
             item.add_marker("slow")
 
 
