@@ -14,13 +14,21 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
-from numpyro.infer import Predictive
 
 from numpyro_wide._checks import check_key, check_one_of, progress, whole_number
+from numpyro_wide._compile import run_program
 from numpyro_wide._traces import abstract_sites, run_model
 from numpyro_wide.amortized._guide import FAMILIES, AutoAmortized
 from numpyro_wide.amortized._joined import JoinedGuides
-from numpyro_wide.amortized._simulation import Draws, check_simulator, latent_names, simulate, site_names
+from numpyro_wide.amortized._simulation import (
+    Draws,
+    bound,
+    check_simulator,
+    draw_from_guide,
+    latent_names,
+    simulate,
+    site_names,
+)
 from numpyro_wide.amortized._trainer import AmortizedForwardKL, AmortizedRunResult
 from numpyro_wide.amortized._training_data import call_simulator, check_simulations
 
@@ -83,8 +91,16 @@ class AmortizedFit(NamedTuple):
     args: tuple
 
     def sample(self, rng_key: Array, observed_values: Mapping[str, Any], num_samples: int = 1000) -> Draws:
-        """Draw the latents given one data set, {site: (num_samples, ...)}."""
-        return Predictive(self.guide, params=self.params, num_samples=num_samples)(rng_key, observed_values, *self.args)
+        """Draw the latents given one data set, {site: (num_samples, ...)}; compiled once for all data sets."""
+        check_key("rng_key", rng_key, "(rng_key, observed_values)")
+        guide = bound(self.guide.model, self.guide, self.args, {})[1]
+
+        def draw(params: dict[str, Any], values: Draws, keys: Array) -> Draws:
+            return jax.vmap(lambda key: draw_from_guide(guide, key, params, values)[0])(keys)
+
+        values = {name: jnp.asarray(value) for name, value in observed_values.items()}
+        keys = random.split(rng_key, whole_number("num_samples", num_samples))
+        return run_program(draw, self.params, values, keys)
 
 
 def fit(

@@ -42,7 +42,7 @@ TINY = {
     "--num-warmup 25 --num-samples 25 --num-epochs 2 --mlp-width 4",
     "emulators.py": "--functions buckling --ratios 2",
     "features_learnt.py": "--num-rows 50 --num-test 20 --dense 4 --additive 1 --num-adam 5 --steps 60",
-    "sbibm.py": "--budgets 200 --num-steps 1100 --num-draws 100",
+    "sbibm.py": "--budgets 200 --num-steps 1100 --num-draws 100 --family normal",
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
     "references.py": "--member wave --first 30 30 --second 30 30 --simulations 2 --store .",
     "score_references.py": "--member linear",
