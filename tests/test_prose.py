@@ -24,10 +24,9 @@ SECTIONS = {
         # Rows, units, steps and draws; of the table of costs.
         "1000 2000 128 100 400 500 256 2022,",
     ),
-    ("gallery/sbibm.md", "Results"): (
-        "sbibm_summary",
-        "",
-    ),
+    ("gallery/sbibm.md", "One call"): ("sbibm_summary", ""),
+    ("gallery/sbibm.md", "By hand"): ("sbibm_by_hand_summary", ""),
+    ("gallery/any_size.md", None): ("any_size", ""),
     ("how_wide.md", "One hidden layer"): (
         "how_wide_gradients how_wide_seconds",
         "1000 1024 17 12 1.4 2.4 2.2",

@@ -207,7 +207,8 @@ def fit(
         for member in range(1, _NUM_MEMBERS - (best.family == "flow")):  # whose steps take longer
             if time.perf_counter() < deadline:
                 members.append(train(best, trials[0]["num_steps"], member, None).params)
-    guide, params, joined, loss = _joined(trainer_of(*best[:3]).guide, members, held_out, args)
+    single: Any = trainer_of(*best[:3]).guide
+    guide, params, joined, loss = _joined(single, members, held_out, args)
     report = Report(trials, joined, loss, gain, time.perf_counter() - start)
     return AmortizedFit(guide, params, report, held_out, args)
 
@@ -309,7 +310,7 @@ def _race(
             result = results[setting] = train(setting, num_steps, 0, results.get(setting))
             trial = trials.setdefault(setting, {**setting._asdict(), "num_steps": 0, "held_out": 0.0, "seconds": 0.0})
             trial["num_steps"] += num_steps
-            trial["held_out"] = float(result.state.held_out.best_loss)  # type: ignore[union-attr]
+            trial["held_out"] = float(result.state.held_out.best_loss)
             trial["seconds"] += time.perf_counter() - start
         return sorted(trials, key=lambda setting: trials[setting]["held_out"])
 
