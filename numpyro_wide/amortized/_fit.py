@@ -123,7 +123,7 @@ def fit(
 
     Families, weight decays, both factors of joint normals and two widths are raced. The learning rate falls along a
     cosine in cycles, each twice as long as the one before (Loshchilov and Hutter 2017). The first is of all families,
-    and of other settings of the best one; the best three go on, then one, and all ends where a cycle brings nothing.
+    and of other settings of the best one; the best two go on, then one, and all ends where a cycle brings nothing.
     The best setting is trained from other seeds, too, and guides are joined, as a mixture or by the mean of what their
     networks compute, where that is better than one.
 
@@ -142,7 +142,7 @@ def fit(
         encoder: flax module as of :class:`~numpyro_wide.autoguide.AutoAmortized`.
         emulate: whether to add simulations by a network that learns the simulator, if that lowers the loss. It assumes
             that data given the latents are nearly normal, positive data on a logarithmic scale, counts by their roots.
-        num_steps: most steps of all trainings together; "auto" is about 300 √n of n simulations.
+        num_steps: most steps of all trainings together; "auto" is about 270 √n of n simulations.
         seconds: time after which no further training starts.
         progress_bar: whether to show a bar.
 
@@ -316,7 +316,6 @@ def _race(
 
     ranking = run(first, first_steps)
     ranking = run(further(ranking[0]), first_steps)
-    gain = math.inf
     for cycle in range(1, _NUM_CYCLES):
         loss = trials[ranking[0]]["held_out"]
         ranking = run(ranking[: _NUM_KEPT if cycle == 1 else 1], first_steps << cycle)
