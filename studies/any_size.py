@@ -161,7 +161,7 @@ def plot_intervals(ax, sizes, intervals, exact_label, shift):
         low, middle, high = np.transpose([both[place] for both in intervals])
         x = np.asarray(sizes, float) + (2 * place - 1) * shift
         ax.errorbar(x, middle, [middle - low, high - middle], fmt="o", markersize=3, color=colour, label=label)
-    ax.legend(fontsize="small")
+    ax.legend(fontsize="small", loc="lower right")
 
 
 def exact_series(pairs, num_draws):
@@ -234,7 +234,10 @@ def main():
     )
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
     rows = [*run_line(options, axes[2]), *run_series(options, axes[1]), *run_schools(options, axes[0])]
-    _common.write_table(rows, options.output / "any_size.csv")
+    table = [
+        {name: value if isinstance(value, str) else round(value, 3) for name, value in row.items()} for row in rows
+    ]
+    _common.write_table(table, options.output / "any_size.csv")
     _common.save(figure, options, "any_size.png", dpi=120)
 
 

@@ -24,7 +24,6 @@ SECTIONS = {
         # Rows, units, steps and draws; of the table of costs.
         "1000 2000 128 100 400 500 256 2022,",
     ),
-    ("gallery/sbibm.md", "One call"): ("sbibm_summary", ""),
     ("gallery/sbibm.md", "By hand"): ("sbibm_by_hand_summary", ""),
     ("gallery/any_size.md", None): ("any_size", ""),
     ("how_wide.md", "One hidden layer"): (
