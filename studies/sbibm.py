@@ -144,7 +144,7 @@ def draw(rows: dict[Cell, Row], options) -> None:
             ax.semilogx(list(line), list(line.values()), "-", linewidth=1, label=f"{algorithm}, published")
         cells = sorted((cell for cell in rows if cell.task == name), key=lambda cell: cell.budget)
         budgets = [cell.budget for cell in cells]
-        ax.semilogx(budgets, [rows[cell].mean for cell in cells], "ko", label="AutoAmortized")
+        ax.semilogx(budgets, [rows[cell].mean for cell in cells], "ko", label="amortized.fit")
         ax.semilogx(budgets, [rows[cell].corrected for cell in cells], "k+", label="importance-corrected")
         ax.axhline(0.5, color="0.5", linewidth=1, linestyle=":")
         ax.set(title=name, ylim=(0.45, 1.02), xlabel="simulations")
