@@ -9,6 +9,7 @@ a figure.
     python studies/sbibm.py --data ../shared/data/sbibm --tasks lotka_volterra --budgets 10000 --emulate 1
 """
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import _sbibm_tasks
 from numpyro_wide import amortized, calibration
 
 ALGORITHMS = ("NPE", "SNPE", "NLE", "REJ-ABC")
+FAMILIES = ("normal", "independent", "mixture", "flow")
 JOINED = ("single", "mixture", "mean")
 
 
@@ -37,8 +39,10 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What it gave: what was chosen, held-out loss in nats, seconds, and C2ST."""
+    """What it gave: what was chosen, held-out loss in nats, processor seconds, and C2ST."""
 
+    chosen: float  # place in FAMILIES
+    is_covariance: float  # of factors
     decay: float
     width: float
     is_emulated: float
@@ -72,6 +76,7 @@ def score(cell: Cell, options) -> Row:
     """Train, and tell draws from the references'."""
     task = _sbibm_tasks.TASKS[cell.task]
     model, reference = _sbibm_tasks.load(cell.task, options.data)
+    start = time.process_time()
     fit = amortized.fit(
         jax.random.key(cell.seed),
         model,
@@ -81,7 +86,11 @@ def score(cell: Cell, options) -> Row:
         emulate=bool(cell.emulate),
         num_simulations=cell.budget,
         num_steps=cell.num_steps or "auto",
+        progress_bar=False,
     )
+    seconds = time.process_time() - start
+    print(f"\n{cell}: {seconds:.0f} processor seconds")
+    _common.print_table(fit.report.trials)
     num_draws = min(options.num_draws, reference.draws.shape[1])
     scores, corrected = np.full(_sbibm_tasks.NUM_OBSERVATIONS, np.nan), []
     for number in range(options.num_observations):
@@ -91,9 +100,10 @@ def score(cell: Cell, options) -> Row:
         if task.is_corrected:
             corrected.append(calibration.c2st(key, weighted_draws(model, fit, number, num_draws, data), exact))
     best, report = fit.report.trials[0], fit.report
-    setting = best["weight_decay"], best["width"], float(best["is_emulated"]), JOINED.index(report.joined)
+    setting = FAMILIES.index(best["family"]), best["factor"] == "covariance", best["weight_decay"], best["width"]
+    setting = *map(float, setting), float(best["is_emulated"]), JOINED.index(report.joined)
     mean = float(np.mean(corrected)) if corrected else np.nan
-    return Row(*setting, report.held_out, report.gain, report.seconds, mean, *scores)
+    return Row(*setting, report.held_out, report.gain, seconds, mean, *scores)
 
 
 def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
@@ -107,9 +117,11 @@ def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
         line = {"task": task, "simulations": budget, "family": family, "seeds": len(found)}
         rivals = {name: f"{others[task, budget, name]:.3f}" for name in ALGORITHMS if (task, budget, name) in others}
         trained = {"held-out loss": np.mean([row.held_out for row in found]).round(3)}
+        trained |= {"chosen": "/".join(FAMILIES[int(row.chosen)] for row in found)}
+        trained |= {"factor": "/".join("covariance" if row.is_covariance else "precision" for row in found)}
         trained |= {"weight decay": "/".join(f"{row.decay:g}" for row in found)}
         trained |= {"width": "/".join(f"{row.width:g}" for row in found)}
-        trained |= {"seconds": f"{np.mean([row.seconds for row in found]):.0f}"}
+        trained |= {"core seconds": f"{np.mean([row.seconds for row in found]):.0f}"}
         trained |= {"joined as": "/".join(JOINED[int(row.joined)] for row in found)}
         trained |= {"emulated": "/".join("yes" if row.is_emulated else "no" for row in found)}
         scored = {"observations": int(np.sum(np.isfinite(found[0][-5:])))}
@@ -132,7 +144,7 @@ def draw(rows: dict[Cell, Row], options) -> None:
             ax.semilogx(list(line), list(line.values()), "-", linewidth=1, label=f"{algorithm}, published")
         cells = sorted((cell for cell in rows if cell.task == name), key=lambda cell: cell.budget)
         budgets = [cell.budget for cell in cells]
-        ax.semilogx(budgets, [rows[cell].mean for cell in cells], "ko", label="AutoAmortized")
+        ax.semilogx(budgets, [rows[cell].mean for cell in cells], "ko", label="amortized.fit")
         ax.semilogx(budgets, [rows[cell].corrected for cell in cells], "k+", label="importance-corrected")
         ax.axhline(0.5, color="0.5", linewidth=1, linestyle=":")
         ax.set(title=name, ylim=(0.45, 1.02), xlabel="simulations")
@@ -154,7 +166,7 @@ def main() -> None:
         seeds=(1, "number of seeds"),
         num_observations=(_sbibm_tasks.NUM_OBSERVATIONS, "observations to score"),
         num_draws=(10_000, "draws to tell from as many of the reference; fewer flatter"),
-        family=("", "family of the guides, by default the task's own"),
+        family=("auto", "family of the guides, by default the best by held-out loss"),
         emulate=(0, "1 to try simulations by a network that learns the simulator"),
         num_steps=(0, "steps of all trainings of a cell, 0 for the default"),
     )
@@ -163,7 +175,7 @@ def main() -> None:
     cells = [
         Cell(
             task,
-            options.family or _sbibm_tasks.TASKS[task].family,
+            options.family,
             budget,
             seed,
             options.emulate,

@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
@@ -13,21 +14,31 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
-from numpyro.infer import Predictive
 
 from numpyro_wide._checks import check_key, check_one_of, progress, whole_number
+from numpyro_wide._compile import run_program
 from numpyro_wide._traces import abstract_sites, run_model
 from numpyro_wide.amortized._guide import FAMILIES, AutoAmortized
 from numpyro_wide.amortized._joined import JoinedGuides
-from numpyro_wide.amortized._simulation import Draws, check_simulator, latent_names, simulate, site_names
-from numpyro_wide.amortized._trainer import AmortizedForwardKL, AmortizedRunResult, AmortizedState
+from numpyro_wide.amortized._simulation import (
+    Draws,
+    bound,
+    check_simulator,
+    draw_from_guide,
+    latent_names,
+    simulate,
+    site_names,
+)
+from numpyro_wide.amortized._trainer import AmortizedForwardKL, AmortizedRunResult
 from numpyro_wide.amortized._training_data import call_simulator, check_simulations
 
-_BATCH_SIZE = 256
+_BATCH_SIZE = 128
 _LEARNING_RATE = 2e-3
-_WIDTH, _NARROW = 256, 64
-_DECAYS = (0.03, 0.3, 3.0, 30.0)
+_WIDTH, _WIDER = 128, 256
+_DECAY, _OTHER_DECAYS = 1.0, (0.1, 10.0)
 _NUM_CYCLES = 4
+_NUM_MEMBERS = 3
+_NUM_KEPT = 2  # settings of the second cycle; those after it are of one
 _NUM_EVALUATIONS = 8  # of the held-out loss, in the first cycle
 _SMALLEST_GAIN = 0.003  # nats that a cycle must bring for the next one to be worth its steps
 _NUM_EMULATED = 30  # for each simulation
@@ -36,6 +47,7 @@ _NUM_EMULATED = 30  # for each simulation
 class _Setting(NamedTuple):
     """A setting to race; no width where the encoder is the user's."""
 
+    family: str
     factor: str
     width: int | None
     weight_decay: float
@@ -46,7 +58,7 @@ class Report(NamedTuple):
     """What :func:`fit` tried and chose.
 
     Attributes:
-        trials: settings, best first: dictionaries of "factor", "width", "weight_decay" and "is_emulated" with
+        trials: settings, best first: dictionaries of "family", "factor", "width", "weight_decay" and "is_emulated" with
             "num_steps", "held_out" loss and "seconds", for a ``pandas.DataFrame``.
         joined: "single", "mixture" or "mean" of guides of the best setting that differ by their seeds.
         held_out: held-out loss of the result in nats.
@@ -79,8 +91,16 @@ class AmortizedFit(NamedTuple):
     args: tuple
 
     def sample(self, rng_key: Array, observed_values: Mapping[str, Any], num_samples: int = 1000) -> Draws:
-        """Draw the latents given one data set, {site: (num_samples, ...)}."""
-        return Predictive(self.guide, params=self.params, num_samples=num_samples)(rng_key, observed_values, *self.args)
+        """Draw the latents given one data set, {site: (num_samples, ...)}; compiled once for all data sets."""
+        check_key("rng_key", rng_key, "(rng_key, observed_values)")
+        guide = bound(self.guide.model, self.guide, self.args, {})[1]
+
+        def draw(params: dict[str, Any], values: Draws, keys: Array) -> Draws:
+            return jax.vmap(lambda key: draw_from_guide(guide, key, params, values)[0])(keys)
+
+        values = {name: jnp.asarray(value) for name, value in observed_values.items()}
+        keys = random.split(rng_key, whole_number("num_samples", num_samples))
+        return run_program(draw, self.params, values, keys)
 
 
 def fit(
@@ -91,7 +111,7 @@ def fit(
     simulations: Mapping[str, Any] | None = None,
     simulator: Callable | None = None,
     num_simulations: int = 10_000,
-    family: str = "normal",
+    family: str = "auto",
     sites: Sequence[str] | None = None,
     encoder: Any = None,
     emulate: bool = False,
@@ -101,10 +121,11 @@ def fit(
 ) -> AmortizedFit:
     """Simulate, train guides, and choose: the loss of a tenth of the simulations, held out, decides everything.
 
-    Weight decays, both factors of joint normals and two widths are raced. The learning rate falls along a cosine in
-    cycles, each twice as long as the one before (Loshchilov and Hutter 2017); after each the worse half of the settings
-    is left behind, and all ends where a cycle brings nothing. The best setting is trained from other seeds, too, and
-    guides are joined, as a mixture or by the mean of what their networks compute, where that is better than one.
+    Families, weight decays, both factors of joint normals and two widths are raced. The learning rate falls along a
+    cosine in cycles, each twice as long as the one before (Loshchilov and Hutter 2017). The first is of all families,
+    and of other settings of the best one; the best two go on, then one, and all ends where a cycle brings nothing.
+    The best setting is trained from other seeds, too, and guides are joined, as a mixture or by the mean of what their
+    networks compute, where that is better than one.
 
     Args:
         rng_key: a PRNG key; the same key gives the same result.
@@ -115,12 +136,13 @@ def fit(
         simulations: simulations {site: (n, ...)} instead of new ones.
         simulator: function in Python from one draw of the prior, by name, to its data: an array, or a dictionary.
         num_simulations: number of new simulations.
-        family: family of :class:`~numpyro_wide.autoguide.AutoAmortized`.
+        family: family of :class:`~numpyro_wide.autoguide.AutoAmortized`; "auto" races all, a flow if flowjax is
+            installed.
         sites: names of the latents to infer, all continuous ones by default; the others are nuisances.
         encoder: flax module as of :class:`~numpyro_wide.autoguide.AutoAmortized`.
         emulate: whether to add simulations by a network that learns the simulator, if that lowers the loss. It assumes
             that data given the latents are nearly normal, positive data on a logarithmic scale, counts by their roots.
-        num_steps: most steps of all trainings together; "auto" is about 300 √n of n simulations.
+        num_steps: most steps of all trainings together; "auto" is about 270 √n of n simulations.
         seconds: time after which no further training starts.
         progress_bar: whether to show a bar.
 
@@ -138,7 +160,7 @@ def fit(
     """
     start = time.perf_counter()
     check_key("rng_key", rng_key, "(rng_key, model, *args, observed=...)")
-    check_one_of("family", family, FAMILIES)
+    check_one_of("family", family, ("auto", *FAMILIES))
     observed, simulate_key, emulate_key, train_key = site_names(observed), *random.split(rng_key, 3)
     if isinstance(model, Mapping):
         model = partial(_sample_prior, model)
@@ -148,28 +170,31 @@ def fit(
     order = np.asarray(random.permutation(simulate_key, len(simulations[observed[0]])))  # they may be sorted
     simulations, num_held_out = {name: values[order] for name, values in simulations.items()}, max(1, len(order) // 10)
     held_out = {name: values[-num_held_out:] for name, values in simulations.items()}
-    settings, data = _settings(family, _WIDTH if encoder is None else None, emulate), {False: simulations}
+    data = {False: simulations}
     if emulate:
         guide = AutoAmortized(model, observed=observed, sites=sites)
         data[True] = _with_emulated(emulate_key, guide, args, simulations, num_held_out, num_steps)
-    num_members = 2 if family == "flow" else 3
-    interval, most_steps = _plan(num_steps, len(order), len(settings), num_members)
+    first = _first_settings(family, _WIDTH if encoder is None else None)
+    further = partial(_further_settings, emulate=emulate)
+    num_settings = len(first) + max(len(further(setting)) for setting in first)
+    interval, most_steps = _plan(num_steps, len(order), num_settings)
     batch_size = min(_BATCH_SIZE, (len(order) - num_held_out) // 4)
-    make = partial(AutoAmortized, model, observed=observed, family=family, sites=sites)
-    guides = {
-        (factor, width): make(factor=factor, encoder=_encoder(width) if width else encoder)
-        for factor, width, *_ in settings
-    }
-    trainers = {architecture: _trainer(guide, interval, batch_size) for architecture, guide in guides.items()}
+
+    @cache
+    def trainer_of(family: str, factor: str, width: int | None) -> AmortizedForwardKL:
+        options: dict[str, Any] = {"encoder": _encoder(width) if width else encoder, "factor": factor, "family": family}
+        return _trainer(AutoAmortized(model, observed=observed, sites=sites, **options), interval, batch_size)
 
     import optax  # loaded late
 
-    def train(setting: _Setting, num_steps: int, member: int, state: AmortizedState | None) -> AmortizedRunResult:
-        trainer, simulations = trainers[setting[:2]], data[setting.is_emulated]
-        if state is None:
+    def train(setting: _Setting, num_steps: int, member: int, last: AmortizedRunResult | None) -> AmortizedRunResult:
+        trainer, simulations = trainer_of(*setting[:3]), data[setting.is_emulated]
+        if last is None:
             state = trainer.init(random.fold_in(train_key, member), *args, simulations=simulations)
             decay = jnp.asarray(setting.weight_decay)
             state = state._replace(optim_state=optax.tree_utils.tree_set(state.optim_state, weight_decay=decay))
+        else:
+            state = last.state
         options: dict[str, Any] = {"simulations": simulations, "held_out": num_held_out, "evaluate_every": interval}
         result = trainer.run(train_key, num_steps, *args, init_state=state, progress_bar=False, **options)
         bar.update(num_steps)
@@ -177,12 +202,13 @@ def fit(
 
     deadline = math.inf if seconds is None else start + seconds
     with progress(total=most_steps, shown=progress_bar, desc="steps") as bar:
-        best, trials, gain, params = _race(train, settings, _NUM_EVALUATIONS * interval, deadline)
+        best, trials, gain, params = _race(train, first, further, _NUM_EVALUATIONS * interval, deadline)
         members = [params]
-        for member in range(1, num_members):
+        for member in range(1, _NUM_MEMBERS - (best.family == "flow")):  # whose steps take longer
             if time.perf_counter() < deadline:
                 members.append(train(best, trials[0]["num_steps"], member, None).params)
-    guide, params, joined, loss = _joined(guides[best[:2]], members, held_out, args)
+    single: Any = trainer_of(*best[:3]).guide
+    guide, params, joined, loss = _joined(single, members, held_out, args)
     report = Report(trials, joined, loss, gain, time.perf_counter() - start)
     return AmortizedFit(guide, params, report, held_out, args)
 
@@ -208,20 +234,29 @@ def _simulations(
     return latents | call_simulator(simulator, latents, observed)
 
 
-def _settings(family: str, width: int | None, emulate: bool) -> list[_Setting]:
-    factors = ("precision", "covariance") if family in ("normal", "mixture") else ("precision",)
-    settings = [_Setting(factor, width, decay) for factor in factors for decay in _DECAYS]
-    if width is not None:
-        settings.append(_Setting("precision", _NARROW, _DECAYS[0]))
+def _first_settings(family: str, width: int | None) -> list[_Setting]:
+    """Return the settings of the first cycle: one of each family."""
+    families = [name for name in FAMILIES if name != "flow" or find_spec("flowjax")] if family == "auto" else [family]
+    return [_Setting(name, "precision", width, _DECAY) for name in families]
+
+
+def _further_settings(best: _Setting, emulate: bool) -> list[_Setting]:
+    """Return the settings around the best of the first cycle: other weight decays, a wider network, another factor."""
+    settings = [best._replace(weight_decay=decay) for decay in _OTHER_DECAYS]
+    if best.width is not None:
+        settings.append(best._replace(width=_WIDER))
+    factors = ("precision", "covariance") if best.family in ("normal", "mixture") else ("precision",)
+    settings += [best._replace(factor=factor) for factor in factors[1:]]
     if emulate:
-        settings += [_Setting(factor, width, decay, True) for factor in factors for decay in (0.0, _DECAYS[1])]
+        emulated = best._replace(is_emulated=True)
+        settings += [emulated._replace(factor=factor, weight_decay=decay) for factor in factors for decay in (0.0, 0.1)]
     return settings
 
 
-def _plan(num_steps: int | str, num_simulations: int, num_settings: int, num_members: int) -> tuple[int, int]:
+def _plan(num_steps: int | str, num_simulations: int, num_settings: int) -> tuple[int, int]:
     """Return the number of steps between evaluations of the held-out loss, and the most of all trainings."""
-    race = sum(max(1, num_settings >> cycle) << cycle for cycle in range(_NUM_CYCLES))
-    least = _NUM_EVALUATIONS * (race + (num_members - 1) * (2**_NUM_CYCLES - 1))
+    race = num_settings + 2 * _NUM_KEPT + sum(1 << cycle for cycle in range(2, _NUM_CYCLES))
+    least = _NUM_EVALUATIONS * (race + (_NUM_MEMBERS - 1) * (2**_NUM_CYCLES - 1))
     if num_steps == "auto":
         interval = math.ceil(5 * num_simulations**0.5 / _NUM_EVALUATIONS)
     else:
@@ -260,27 +295,34 @@ def _are_decayed(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _race(
-    train: Callable, settings: list[_Setting], first_steps: int, deadline: float
+    train: Callable, first: list[_Setting], further: Callable, first_steps: int, deadline: float
 ) -> tuple[_Setting, list[dict[str, Any]], float, dict[str, Any]]:
-    """Halve the settings from cycle to cycle; return the best, all trials, the last gain, and parameters."""
+    """Train all settings for a cycle, the best few for a second, the best on; return it, trials, last gain, params."""
     results: dict[_Setting, AmortizedRunResult] = {}
-    trials = {
-        setting: {**setting._asdict(), "num_steps": 0, "held_out": math.inf, "seconds": 0.0} for setting in settings
-    }
-    loss, gain = math.inf, math.inf
-    for cycle in range(_NUM_CYCLES):
+    trials: dict[_Setting, dict[str, Any]] = {}
+
+    def run(settings: list[_Setting], num_steps: int) -> list[_Setting]:
+        """Train settings, and return all in the order of their losses."""
         for setting in settings:
-            start, state = time.perf_counter(), results[setting].state if cycle else None
-            results[setting] = train(setting, first_steps << cycle, 0, state)
-            trials[setting]["num_steps"] += first_steps << cycle
-            trials[setting]["held_out"] = float(results[setting].state.held_out.best_loss)  # type: ignore[union-attr]
-            trials[setting]["seconds"] += time.perf_counter() - start
-        settings = sorted(settings, key=lambda setting: trials[setting]["held_out"])[: max(1, len(settings) // 2)]
-        gain, loss = loss - trials[settings[0]]["held_out"], trials[settings[0]]["held_out"]
-        if gain < _SMALLEST_GAIN or time.perf_counter() > deadline:
+            start = time.perf_counter()
+            if results and start > deadline:
+                break
+            result = results[setting] = train(setting, num_steps, 0, results.get(setting))
+            trial = trials.setdefault(setting, {**setting._asdict(), "num_steps": 0, "held_out": 0.0, "seconds": 0.0})
+            trial["num_steps"] += num_steps
+            trial["held_out"] = float(result.state.held_out.best_loss)
+            trial["seconds"] += time.perf_counter() - start
+        return sorted(trials, key=lambda setting: trials[setting]["held_out"])
+
+    ranking = run(first, first_steps)
+    ranking = run(further(ranking[0]), first_steps)
+    for cycle in range(1, _NUM_CYCLES):
+        loss = trials[ranking[0]]["held_out"]
+        ranking = run(ranking[: _NUM_KEPT if cycle == 1 else 1], first_steps << cycle)
+        gain = loss - trials[ranking[0]]["held_out"]
+        if gain < _SMALLEST_GAIN:
             break
-    ranking = sorted(trials.values(), key=lambda trial: trial["held_out"])
-    return settings[0], ranking, gain, results[settings[0]].params
+    return ranking[0], [trials[setting] for setting in ranking], gain, results[ranking[0]].params
 
 
 def _joined(

@@ -12,6 +12,7 @@ from numpyro.infer.util import log_density as model_log_density
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_key, listing, whole_number
+from numpyro_wide._compile import run_program
 from numpyro_wide._traces import Sites, run_model, unwrap
 from numpyro_wide.amortized._simulation import (
     Draws,
@@ -98,7 +99,7 @@ def importance_sample(
         log_joint, _ = model_log_density(model, (), {}, {**draws, **values})
         return draws, log_joint - log_q
 
-    samples, log_ratios = jax.jit(jax.vmap(single))(random.split(rng_key, num_samples))
+    samples, log_ratios = run_program(jax.vmap(single), random.split(rng_key, num_samples))
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     if not np.isfinite(log_ratios).any():
         raise FloatingPointError(
