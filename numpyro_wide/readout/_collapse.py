@@ -40,7 +40,8 @@ class ReadoutMarginal(Distribution):
 
     Args:
         problem: the readout's features, noise and prior; its targets give shape and type.
-        loc: mean of the observations at the prior mean of the readout, shape (n,) or (n, k); zero by default.
+        loc: mean of the observations at the prior mean of the readout, shape (n,) or (n, k); zero by default, and NaN
+            where the readout cannot be integrated out.
         validate_args: whether to check values, as in every NumPyro distribution.
 
     Example:
@@ -52,7 +53,8 @@ class ReadoutMarginal(Distribution):
         ((3,), [3.0, 3.0, 3.0])
     """
 
-    arg_constraints = {"loc": constraints.real}  # noqa: RUF012
+    # Not validated: NaN where the readout cannot be integrated out.
+    arg_constraints = {"loc": constraints.dependent}  # noqa: RUF012
     reparametrized_params = ["loc"]  # noqa: RUF012
     pytree_data_fields = ("problem", "loc")
 
