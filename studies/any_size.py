@@ -223,7 +223,8 @@ def run_line(options, ax):
     ax.plot(data["x"], data["y"], "k.")
     ax.set(xlabel="x", ylabel="y", title="Outliers left out")
     ax.legend(fontsize="small")
-    scored = [np.stack([found["intercept"], found["slope"]], axis=1) for found in sets]
+    count = min(len(found["slope"]) for found in sets)
+    scored = [np.stack([found["intercept"], found["slope"]], axis=1)[:count] for found in sets]
     return [{"data": "a line", "size": NUM_POINTS, "C2ST": calibration.c2st(key, *scored, progress_bar=False)}]
 
 

@@ -552,3 +552,10 @@ def test_a_loop_of_numpyro_is_looked_at_with_the_values_of_the_run():
     call = jax.jit(lambda values, factor: joint(wrapped, Y[:, 0], factor, values=values))
     np.testing.assert_allclose(call({"hidden": hidden}, 1.0), expected, rtol=1e-5)
     assert np.isnan(call({"hidden": hidden}, 1.5))
+
+    @jax.jit
+    def at_a_draw(key):
+        """The density at values that the loop draws, which no handler gives to both runs."""
+        return trace(seed(wrapped, key)).get_trace(Y[:, 0], 1.0)["y"]["fn"].log_prob(Y[:, 0])
+
+    assert np.isfinite(at_a_draw(jax.random.key(1)))
