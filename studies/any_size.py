@@ -223,15 +223,16 @@ def run_line(options, ax):
     ax.plot(data["x"], data["y"], "k.")
     ax.set(xlabel="x", ylabel="y", title="Outliers left out")
     ax.legend(fontsize="small")
-    count = min(len(found["slope"]) for found in sets)
-    scored = [np.stack([found["intercept"], found["slope"]], axis=1)[:count] for found in sets]
+    scored = [np.stack([found["intercept"], found["slope"]], axis=1) for found in sets]
     return [{"data": "a line", "size": NUM_POINTS, "C2ST": calibration.c2st(key, *scored, progress_bar=False)}]
 
 
 def main():
     """Train three guides, and show how they do."""
     options = _common.arguments(
-        __doc__, num_steps=(6000, "steps of each training"), num_draws=(1000, "draws of each posterior")
+        __doc__,
+        num_steps=(6000, "steps of each training"),
+        num_draws=(1000, "draws of each posterior, a multiple of four"),
     )
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
     rows = [*run_line(options, axes[2]), *run_series(options, axes[1]), *run_schools(options, axes[0])]

@@ -43,7 +43,7 @@ TINY = {
     "emulators.py": "--functions buckling --ratios 2",
     "features_learnt.py": "--num-rows 50 --num-test 20 --dense 4 --additive 1 --num-adam 5 --steps 60",
     "sbibm.py": "--budgets 200 --num-steps 1100 --num-draws 100 --family normal",
-    "any_size.py": "--num-steps 160 --num-draws 50",
+    "any_size.py": "--num-steps 160 --num-draws 48",
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
     "references.py": "--member wave --first 30 30 --second 30 30 --simulations 2 --store .",
     "score_references.py": "--member linear",
