@@ -20,6 +20,12 @@ IN_FLOAT64 = "in float64 (jax.config.update('jax_enable_x64', True))"
 NOISE_TOO_SMALL = "the noise is too small against the features for this precision"
 
 
+def column_deviations(values: np.ndarray) -> np.ndarray:
+    """Return the standard deviations of columns, 0 for one that is constant but for rounding."""
+    deviations = values.std(axis=0)
+    return np.where(deviations > 1e-12 * np.abs(values).max(axis=0), deviations, 0.0)
+
+
 def kind_of(value: Any) -> str:
     """Return a type's name with its article: "an int"."""
     name = type(value).__name__

@@ -70,18 +70,13 @@ def parameters(distribution: dist.Distribution) -> Array:
     )
 
 
-def boxed(*components: constraints.Constraint) -> constraints.Constraint:
-    """Constrain the components of a vector, each by its own constraint."""
-    return constraints.independent(constraints.cat(components, dim=-1), 1)
-
-
 def _family(
     name: str,
     size: int | None,
     space: constraints.Constraint,
     from_natural: Callable[..., dist.Distribution],
     to_natural: Callable[[Any], Array],
-    distributions: tuple[type, ...],
+    distribution: type,
     doc: str,
 ) -> Callable[..., Any]:
     """Make the constructor of a family, and register its space and its inverse."""
@@ -108,8 +103,7 @@ def _family(
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__doc__ = doc
     _DOMAINS[constructor] = space
-    for distribution in distributions:
-        parameters.register(distribution)(to_natural)
+    parameters.register(distribution)(to_natural)
     return constructor
 
 
@@ -323,7 +317,7 @@ def _multivariate_normal(eta: Array, validate_args: bool | None) -> dist.Multiva
     return dist.MultivariateNormal(loc, scale_tril=root, validate_args=validate_args)
 
 
-_NORMAL_SPACE = boxed(constraints.real, constraints.less_than(0.0))
+_NORMAL_SPACE = constraints.independent(constraints.cat((constraints.real, constraints.less_than(0.0)), dim=-1), 1)
 
 Normal = _family(
     "Normal",
@@ -331,7 +325,7 @@ Normal = _family(
     _NORMAL_SPACE,
     lambda eta, **options: dist.Normal(*_loc_and_scale(eta), **options),
     _natural_of_normal,
-    (dist.Normal,),
+    dist.Normal,
     r"Normal distribution, $T(\theta) = (\theta, \theta^2)$, η = (μ/σ², −1/(2σ²)), the second negative.",
 )
 MultivariateNormal = _family(
@@ -340,7 +334,7 @@ MultivariateNormal = _family(
     _MultivariateNormalMap.codomain,
     _multivariate_normal,
     lambda q: pack_normal(jnp.einsum("...ij,...j->...i", q.precision_matrix, q.loc), q.precision_matrix),
-    (dist.MultivariateNormal,),
+    dist.MultivariateNormal,
     "Multivariate Normal distribution, T(θ) = (θ, θ_i θ_j for i ≥ j, row by row), η = (Λμ, −½ Λ_ii and −Λ_ij for i > j "
     "in the order of ``numpy.tril_indices``), D(D + 3)/2 numbers, the precision Λ positive definite.",
 )
@@ -352,7 +346,7 @@ TruncatedNormal = _family(
         dist.Normal(*_loc_and_scale(eta)), low, high, **options
     ),
     lambda q: _natural_of_normal(q.base_dist),
-    (dist.TwoSidedTruncatedDistribution,),
+    dist.TwoSidedTruncatedDistribution,
     r"Normal distribution on the interval from ``low=0.0`` to ``high=1.0``, η as for :func:`Normal`.",
 )
 VonMises = _family(
@@ -361,7 +355,7 @@ VonMises = _family(
     constraints.real_vector,
     lambda eta, **options: NaturalVonMises(eta, **options),
     lambda q: _stack(q.concentration * jnp.cos(q.loc), q.concentration * jnp.sin(q.loc)),
-    (dist.VonMises,),
+    dist.VonMises,
     r"Von Mises distribution on the circle, $T(\theta) = (\cos\theta, \sin\theta)$, η = κ (cos μ, sin μ): "
     "uniform at zero.",
 )

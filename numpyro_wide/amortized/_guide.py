@@ -14,7 +14,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import AffineTransform, ReshapeTransform, Transform
 from numpyro.primitives import mutable
 
-from numpyro_wide._checks import check_key, check_names_known, check_one_of, listing, whole_number
+from numpyro_wide._checks import check_key, check_names_known, check_one_of, column_deviations, listing, whole_number
 from numpyro_wide._traces import Sites, abstract_sites, fixed_supports, run_model
 from numpyro_wide.amortized._families import (
     ConditionalNormals,
@@ -427,8 +427,8 @@ def typed(key: Array | None) -> Array:
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation by column; one where a column is constant."""
-    scale = values.std(axis=0)
-    return values.mean(axis=0), np.where(scale > 1e-12 * np.abs(values).max(axis=0), scale, 1.0)
+    scale = column_deviations(values)
+    return values.mean(axis=0), np.where(scale > 0, scale, 1.0)
 
 
 def _log_unit(values: np.ndarray) -> np.ndarray:

@@ -150,7 +150,7 @@ class StepSizeOptions(NamedTuple):
     adapts: bool  # during warmup
     target_accept_prob: float
     searches: bool  # whether warmup first doubles or halves it
-    maximum: float = math.inf
+    maximum: float | None = None
 
 
 class MetropolisKernel(TargetKernel):
@@ -169,13 +169,12 @@ class MetropolisKernel(TargetKernel):
         options: StepSizeOptions,
     ) -> None:
         super().__init__(model, potential_fn, init_strategy)
-        self._options, is_bounded = options, math.isfinite(options.maximum)
-        check_number("step_size", options.first, 0.0, options.maximum, include_high=is_bounded)
-        check_number("target_accept_prob", options.target_accept_prob, 0.0, 1.0)
-        maximum = options.maximum if is_bounded else None
-        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(
-            options.target_accept_prob, maximum, self._is_second_order
-        )
+        maximum = options.maximum
+        bound = math.inf if maximum is None else maximum
+        first = check_number("step_size", options.first, 0.0, bound, include_high=maximum is not None)
+        target = check_number("target_accept_prob", options.target_accept_prob, 0.0, 1.0)
+        self._options = options._replace(first=first, target_accept_prob=target)
+        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(target, maximum, self._is_second_order)
 
     def compiled_once(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Run the chains of a batch as one program that is kept: ``MCMC(kernel, chain_method=kernel.compiled_once)``.

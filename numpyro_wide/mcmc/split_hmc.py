@@ -113,8 +113,9 @@ class SplitHMC(MetropolisKernel):
         self._needs_momentum = self._persistence != 0
         self._adapt_reference = adapt_reference
         max_step_size = self._trajectory_angle / (self._fixed_num_steps or 1)
-        first, searches = min(0.1, max_step_size) if step_size is None else step_size, find_heuristic_step_size
-        options = StepSizeOptions(first, adapt_step_size, target_accept_prob, searches & adapt_step_size, max_step_size)
+        first = min(0.1, max_step_size) if step_size is None else step_size
+        searches = find_heuristic_step_size and adapt_step_size
+        options = StepSizeOptions(first, adapt_step_size, target_accept_prob, searches, max_step_size)
         super().__init__(model, potential_fn, init_strategy, options)
 
     def get_diagnostics_str(self, state: KernelState) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide._activations import Activation
+from numpyro_wide._checks import column_deviations
 from numpyro_wide.nn._additive import AdditiveNetwork, dense_block, effects_of, law_nodes, unit_scales
 from numpyro_wide.wide_limit._additive import Effects, Scales, sum_of_effects, unit_kernel
 from numpyro_wide.wide_limit._scale_problem import (
@@ -19,7 +20,6 @@ from numpyro_wide.wide_limit._scale_problem import (
     SPREADS,
     TILE,
     ScaleProblem,
-    column_deviations,
     nngp_by_tiles,
     tile_slices,
     whole_tiles,

@@ -11,7 +11,15 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide._activations import Activation
-from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, progress, whole_number
+from numpyro_wide._checks import (
+    check_finite,
+    check_known,
+    check_one_of,
+    column_deviations,
+    listing,
+    progress,
+    whole_number,
+)
 from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.wide_limit._duals import activation_name
 from numpyro_wide.wide_limit._gp import Conditioned
@@ -25,7 +33,6 @@ from numpyro_wide.wide_limit._scale_problem import (
     BOUND,
     Objective,
     ScaleProblem,
-    column_deviations,
     laplace,
     mode_of,
     problem_type,
@@ -349,9 +356,9 @@ def _problems(
         if structure == "dense":
             problems += [ScaleProblem.of(name, layers, by_input=bool(by_input), **options) for layers in depths]
             continue
-        for layers, size in itertools.product(depths if structure == "both" else [0], orders):
-            from numpyro_wide.nn._additive_problem import structured_network  # with flax, loaded late
+        from numpyro_wide.nn._additive_problem import structured_network  # with flax, loaded late
 
+        for layers, size in itertools.product(depths if structure == "both" else [0], orders):
             network = structured_network(name, size, layers, options["inputs"])
             problems.append(problem_type(network).of_network(network, by_input=bool(by_input), **options))
     return problems

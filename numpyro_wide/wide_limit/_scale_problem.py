@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide._activations import Activation
+from numpyro_wide._checks import column_deviations
 from numpyro_wide.wide_limit._duals import activation_dual, activation_name
 from numpyro_wide.wide_limit._kernels import kernel
 from numpyro_wide.wide_limit._layer_kernels import LayerKernels
@@ -21,12 +22,6 @@ SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5}
 _B_STD, NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
 _IMAGE_BLOCK, _ROW_BLOCK = 50, 512  # images, or rows, whose kernels are computed at a time
 TILE = 128  # rows and columns of a tile, to stay in the cache
-
-
-def column_deviations(inputs: np.ndarray) -> np.ndarray:
-    """Return the standard deviations of columns, 0 for one that is constant but for rounding."""
-    deviations = inputs.std(axis=0)
-    return np.where(deviations > 1e-12 * np.abs(inputs).max(axis=0), deviations, 0.0)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def found():
     return wide_limit.fit(X, Y, input_scale=True, num_restarts=2, num_rows=30)
 
 
-@pytest.mark.fault("wide_limit/_scale_problem.py", "1e-12 * np.abs(inputs).max(axis=0)", "0.0")
+@pytest.mark.fault("_checks.py", "1e-12 * np.abs(values).max(axis=0)", "0.0")
 def test_a_constant_column_is_no_matter_whether_its_deviation_rounds_to_zero():
     """That of 0.1 is 1e-17: its scale was a median of 1e16, and all other columns were lost."""
     inputs = [np.column_stack([X, np.full(40, constant)]) for constant in (0.1, 0.5)]
