@@ -84,17 +84,22 @@ def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple)
     return lambda leaves: compiled(*(leaves[index] for index in used))
 
 
+def operations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the operations of a traced program, those of its functions and loops included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for param in jax.tree.leaves(equation.params):
+            if hasattr(param, "eqns"):
+                yield from operations(param)
+
+
 def _host_functions(jaxpr: Any) -> Iterator[Any]:
     """Yield keys of a program's calls of Python, and of its prints."""
-    for equation in jaxpr.eqns:
-        params = jax.tree.leaves(equation.params)
+    for equation in operations(jaxpr):
         if "callback" in equation.primitive.name or equation.primitive.name == "debug_print":
-            for param in params:
+            for param in jax.tree.leaves(equation.params):
                 # JAX wraps the functions of `pure_callback` and `io_callback` anew at each trace.
                 yield cache_key(getattr(param, "callback_func", param)), getattr(param, "in_tree", None)
-        for param in params:
-            if hasattr(param, "eqns"):
-                yield from _host_functions(param)
 
 
 class _ByIdentity:

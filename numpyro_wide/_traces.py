@@ -182,6 +182,12 @@ def prior_sizes(
     return jax.tree.map(lambda squares: jnp.sqrt(jnp.median(squares)), squares_by_draw)
 
 
+def is_prior_large(site: dict) -> Array:
+    """Return whether an observed site is much larger than its observations by one draw of the other sites."""
+    fn, observed = site["fn"], jnp.mean(jnp.square(site["value"]))
+    return jnp.mean(jnp.square(fn.mean) + fn.variance) >= TOO_LARGE**2 * observed
+
+
 def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]]) -> None:
     """Warn of a model whose outputs are a priori much larger than the observations."""
     for name, pair in sizes.items():

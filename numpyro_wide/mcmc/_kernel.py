@@ -15,7 +15,7 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_wide._checks import check_key, is_known, listing
 from numpyro_wide._compile import is_sequential, over_chains, run_program
-from numpyro_wide._traces import prior_sizes, warn_of_prior_sizes
+from numpyro_wide._traces import Sites, is_prior_large, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
     LOST_ERROR,
@@ -220,13 +220,15 @@ class MetropolisKernel(TargetKernel):
         ``potential_fn`` needs it, a ``model`` finds its own. A block of ``Gibbs`` is given constrained values.
         """
         check_key("rng_key", rng_key, "MCMC(...).run(rng_key, x, y)", several=True)
-        single, has_parameters = is_prng_key(rng_key), False
+        single = is_prng_key(rng_key)
+        kwargs, sites = model_kwargs or {}, Sites()
+        seen: Any = None if GIBBS_SITES_KWARG in kwargs else self._model  # a block's sizes are not its model's
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
 
         def first_point(rng_key: Array) -> tuple[Array, Point]:
-            nonlocal has_parameters
+            nonlocal sites
             rng_key, key_model = split(rng_key)
-            point, has_parameters = self._first_point(key_model, init_params, model_args, model_kwargs)
+            point, sites = self._first_point(key_model, init_params, model_args, model_kwargs)
             return rng_key, point
 
         def start(rng_key: Array, point: Point) -> KernelState:
@@ -236,18 +238,24 @@ class MetropolisKernel(TargetKernel):
             return (first_state if single else over_chains(first_state))(rng_key, point)
 
         def output_sizes(rng_key: Array) -> dict[str, tuple[Array, Array]]:
-            kwargs = model_kwargs or {}
-            if self._model is None or GIBBS_SITES_KWARG in kwargs:
-                return {}
-            return prior_sizes(rng_key if single else rng_key[0], self._model, model_args, kwargs)
+            return prior_sizes(rng_key if single else rng_key[0], seen, model_args, kwargs)
+
+        def first_look(rng_key: Array) -> Any:
+            if getattr(seen, "is_collapsed", False):
+                # A run is two: there is one more only if the model seems to be large by the run that is made anyway.
+                return is_prior_large(sites[seen.observed])
+            return {} if seen is None else output_sizes(rng_key)
 
         sharding = None if single else chains_sharding(len(rng_key), model_args, model_kwargs)
         state = None
         if sharding is None:
             # Operation by operation, a model of a few lines would be some two hundred programs.
-            state, sizes = run_program(lambda key: (start(*first_point(key)), output_sizes(key)), rng_key, quick=True)
-            if all(map(is_known, jax.tree.leaves(sizes))):
-                warn_of_prior_sizes(sizes)
+            state, look = run_program(lambda key: (start(*first_point(key)), first_look(key)), rng_key, quick=True)
+            if all(map(is_known, jax.tree.leaves(look))):
+                if not isinstance(look, dict):
+                    look = run_program(output_sizes, rng_key, quick=True) if look else {}
+                warn_of_prior_sizes(look)
+        has_parameters = any(site["type"] in ("param", "mutable") for site in sites.values())
         # NumPyro says what is wrong with a model when it runs with numbers, and keeps parameters of its trace.
         if state is None or has_parameters or not is_finite(point_of(state)):
             rng_key, point = first_point(rng_key)

@@ -17,7 +17,7 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_wide._checks import as_floats, is_known, listing
 from numpyro_wide._compile import over_chains, run_program
-from numpyro_wide._traces import fixed_supports
+from numpyro_wide._traces import Sites, fixed_supports
 from numpyro_wide.mcmc._chains import Loop
 from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree
 
@@ -128,10 +128,10 @@ class TargetKernel(MCMCKernel):
 
     def _first_point(
         self, rng_key: Array, init_params: PyTree, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
-    ) -> tuple[Point, bool]:
-        """Return the first point of a chain, or of each of several keys, and whether the model has parameters."""
+    ) -> tuple[Point, Sites]:
+        """Return the first point of a chain, or of each of several keys, and the sites of a run of the model."""
         num_chains = None if is_prng_key(rng_key) else len(rng_key)
-        expected, has_parameters, is_given = None, False, init_params is not None
+        expected, sites, is_given = None, {}, init_params is not None
         if self._model is not None:
             # NumPyro finds a first position in any case. Where one is given, a single try without a gradient is enough,
             # and needs no compilation.
@@ -145,10 +145,10 @@ class TargetKernel(MCMCKernel):
                 validate_grad=self._needs_gradient and not is_given,
             )
             self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
-            self._supports = fixed_supports(info.model_trace)
-            has_parameters = any(site["type"] in ("param", "mutable") for site in info.model_trace.values())
+            sites = info.model_trace
+            self._supports = fixed_supports(sites)
             if not is_given:
-                return _as_floats(Point(*info.param_info)), has_parameters
+                return _as_floats(Point(*info.param_info)), sites
             expected = info.param_info.z
             if GIBBS_SITES_KWARG in (model_kwargs or {}):
                 init_params = _start_of_block(init_params, self._supports)
@@ -158,7 +158,7 @@ class TargetKernel(MCMCKernel):
             )
         check_init_params(init_params, expected, num_chains)
         evaluate = self._evaluator(model_args, model_kwargs)
-        return (evaluate if num_chains is None else over_chains(evaluate))(_as_floats(init_params)), has_parameters
+        return (evaluate if num_chains is None else over_chains(evaluate))(_as_floats(init_params)), sites
 
     def _evaluator(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Evaluate:
         """Return the function from a position to its :class:`Point`, one evaluation of the potential."""

@@ -5,10 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import eval_jaxpr, jaxprs_in_params
+from jax.core import eval_jaxpr
 from jax.extend.core import Primitive
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import Messenger
+
+from numpyro_wide._compile import operations
 
 _argument = Primitive("argument")
 _argument.def_abstract_eval(lambda value, *, place: value)
@@ -61,18 +63,12 @@ class Program:
 
     def check_forward(self) -> None:
         """Refuse forward derivatives of functions with reverse ones of their own, as JAX does once it compiles."""
-        if "custom_lin" in _primitives(self._jaxpr):
+        if any(eqn.primitive.name == "custom_lin" for eqn in operations(self._jaxpr)):
             raise TypeError("forward-mode derivatives of a custom_vjp function.")
 
     def _places_of(self, names: Sequence[Any]) -> list[bool]:
         # As JAX sorts them.
         return [name in names for name in sorted(self.results) for _ in jax.tree.leaves(self.results[name])]
-
-
-def _primitives(jaxpr: Any) -> set[str]:
-    """Return the names of a program's operations, those of its functions and loops included."""
-    inner = (names for eqn in jaxpr.eqns for names in map(_primitives, jaxprs_in_params(eqn.params)))
-    return {eqn.primitive.name for eqn in jaxpr.eqns}.union(*inner)
 
 
 def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:
