@@ -184,8 +184,9 @@ def prior_sizes(
 
 def is_prior_large(site: dict) -> Array:
     """Return whether an observed site is much larger than its observations by one draw of the other sites."""
-    fn, observed = site["fn"], jnp.mean(jnp.square(site["value"]))
-    return jnp.mean(jnp.square(fn.mean) + fn.variance) >= TOO_LARGE**2 * observed
+    fn = site["fn"]
+    size, observed = jnp.mean(jnp.square(fn.mean) + fn.variance), jnp.mean(jnp.square(site["value"]))
+    return size >= TOO_LARGE**2 * observed.astype(size.dtype)
 
 
 def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]]) -> None:

@@ -34,6 +34,7 @@ def network(x, y=None, batch=None):
         numpyro.sample("y", dist.Normal(mean, NOISE).to_event(1), obs=None if y is None else y[index])
 
 
+@pytest.mark.as_compiled
 def test_gradient_is_dropout_with_l2(x64):
     """Rows by masks, squared error, and L2 on kept rows: parameter by parameter (Hron 2018, section 4.1)."""
     x, y, rate = jnp.asarray(X, float), jnp.asarray(Y, float), {"w1": 0.2, "w2": 0.4}
@@ -93,6 +94,7 @@ def test_learned_rate_and_posterior_draws():
         guide.median(fit.params)
 
 
+@pytest.mark.as_compiled
 def test_dropout_of_a_flax_module():
     def model(x, y=None):
         net = random_flax_module("net", linen.Dense(2), prior=dist.Normal(0, 1), input_shape=(1, 3))

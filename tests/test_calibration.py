@@ -406,6 +406,7 @@ def normals(number, loc, scale, seed):
     return loc + scale * np.random.default_rng(seed).normal(size=(number, 2))
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "calibration.py",
     "features = (np.concatenate([sample, exact_sample]) - loc) / scale",

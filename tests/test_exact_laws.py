@@ -100,6 +100,7 @@ def test_kernels_draw_from_the_exact_posterior(name, form, depth, width):
     check_weights({**draws, "readout": readout}, law, share=0.05 if name == "microcanonical-unadjusted" else 0.0)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "readout/_predictions.py",
     "jnp.eye(len(mean))[None] * noise_scale[:, None] ** 2",

@@ -1,6 +1,7 @@
 """Regression on random features, against dense linear algebra in NumPy and the prior of the network."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -50,6 +51,7 @@ def by_draw(fitted, x_new):
     return map(np.array, zip(*rows, strict=True))
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "_random_features.py", "_mixture.moments(mean, variance, self.weights)", "_mixture.moments(mean, variance)"
 )
@@ -174,7 +176,7 @@ def test_mistakes(call, error, message):
 
 
 def test_networks_that_are_not_fully_connected_are_refused():
-    fit = wide_limit.fit(X[:20], Y[:20], network=FCN(1, 5), num_restarts=1)
+    fit = replace(scales(), network=FCN(1, 5))
     with pytest.raises(ValueError, match="fit must be of fully connected networks"):
         fit_random_features(X, Y, fit=fit)
 

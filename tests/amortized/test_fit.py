@@ -34,6 +34,7 @@ def counted():
     return amortized.fit(KEY, PRIOR, observed="y", sites=["rate"], simulator=simulator, **options)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("amortized/_fit.py", "[: _NUM_KEPT if cycle == 1 else 1]", "")
 def test_the_posterior_of_a_conjugate_model_and_the_same_bits_for_the_same_key():
     first, again = (amortized.fit(KEY, normal_model, observed="x", **CHEAP) for _ in range(2))
@@ -120,6 +121,7 @@ def members():
     return model, guide, trainer, [first, second]
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "amortized/_joined.py", "return logsumexp(log_probs) - jnp.log(len(log_probs))", "return logsumexp(log_probs)"
 )

@@ -66,6 +66,7 @@ def run(judge, optima=(), schedule=SCHEDULE, network=NETWORK, num_looks=1000, nu
     return found, str(report)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("estimators/_chains.py", "parts = jnp.split(z, ends[:-1])", "parts = jnp.split(z[::-1], ends[:-1])")
 @pytest.mark.fault("estimators/_chains.py", "0.5 * jnp.sum(z**2) - log_evidence", "-log_evidence")
 @parametrize(
@@ -162,6 +163,7 @@ def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     assert found.mcmc.get_extra_fields(group_by_chain=True)["num_grad"].shape == (2, 20)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("estimators/_chains.py", "not (pieces and clock.is_over)", "True")
 @pytest.mark.fault("estimators/_chains.py", "join(mcmc, pieces[-PIECES:])", "join(mcmc, pieces)")
 def test_the_end_of_the_budget_ends_the_chains_and_the_plan_repeats_them():

@@ -25,6 +25,7 @@ QUICK = {"activation": "erf", "depth": 1, "input_scale": False, "progress_bar": 
 WORDS = np.array(["low", "middle", "high"])[np.digitize(X[:, 0] + 0.2 * RANDOM.normal(size=45), [-0.5, 0.5])]
 
 
+@pytest.mark.as_compiled
 def test_the_fit_is_a_limit_of_its_labels():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, X[:, 0] > 0)
     assert isinstance(model.fit_, wide_limit.WideLimitFit) and model.fit_.likelihood == "bernoulli"

@@ -182,6 +182,7 @@ def _quick(plan, num_runs):
     return replace(plan, schedules=schedules, race_runs=plan.race_runs[:num_runs])
 
 
+@pytest.mark.as_compiled
 @parametrize(
     ("model", "plan", "y", "num_runs"),
     [

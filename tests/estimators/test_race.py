@@ -102,6 +102,7 @@ def test_order_of_the_rows_changes_nothing():
         np.testing.assert_allclose(one.error, other.error, rtol=1e-3)
 
 
+@pytest.mark.as_compiled
 def test_the_known_architecture_wins():
     # Kinks along a slope: ReLUs make it of one layer, and smooth units round it off.
     x = RANDOM.uniform(-2, 2, (300, 1))

@@ -375,6 +375,7 @@ def test_a_model_without_a_finite_density_is_worse():
     assert not loo.is_better(gains[:9], level[:9])  # of few rows the standard error is unknown
 
 
+@pytest.mark.as_compiled
 def test_the_limit_has_a_tenth_at_most(monkeypatch):
     for weight, expected in ((0.3, 0.9), (0.95, 0.95)):
         monkeypatch.setattr(loo, "stacking_weight", lambda *_, weight=weight: weight)
@@ -382,6 +383,7 @@ def test_the_limit_has_a_tenth_at_most(monkeypatch):
         assert model.method_ == "stacked" and model._posterior.weight == expected
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "estimators/_posteriors.py",
     "(1 - self.weight) * self.limit.covariance(x) + between",

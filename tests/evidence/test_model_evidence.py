@@ -25,6 +25,7 @@ def check(found, truth, *, largest_error):
     assert abs(found.log_evidence - truth) < 4 * found.standard_error < 4 * largest_error
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("evidence/_chains.py", "density.weight + density.start - reference", "density.weight - reference")
 @pytest.mark.fault("evidence/_chains.py", "- beta * density.weight", "- density.weight")
 def test_both_methods_on_a_conjugate_model_compiled_once():
@@ -149,6 +150,7 @@ def test_errors_over_repetitions_are_those_that_are_told(monkeypatch, case, meth
     assert abs(errors.mean()) < 3.3 / num**0.5
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("evidence/_model_evidence.py", "not evidence.is_trusted):", "evidence.is_trusted):")
 def test_a_bridge_without_overlap_is_not_trusted_and_gives_way(monkeypatch):
     model, args, truth = known.conjugate()

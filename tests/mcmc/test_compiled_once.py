@@ -53,6 +53,7 @@ def test_the_draws_are_those_of_the_vectorised_loop(kind):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), found, expected)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("once", [True, False])
 def test_models_that_differ_in_a_function_in_python_have_their_own_posteriors(once):
     """Normal of one row in closed form, with the observation's offset by a callback."""
@@ -71,6 +72,7 @@ def test_models_that_differ_in_a_function_in_python_have_their_own_posteriors(on
         np.testing.assert_allclose(mcmc.get_samples()["z"].mean(), -offset / 1.25, atol=0.15)
 
 
+@pytest.mark.as_compiled
 def test_warmup_and_a_run_that_goes_on():
     both = []
     for once in (True, False):
@@ -148,6 +150,7 @@ def test_a_run_that_goes_on_with_the_same_arrays_traces_nothing():
     np.testing.assert_array_equal(go_on(mcmc, x, changed)[0], other)
 
 
+@pytest.mark.as_compiled
 def test_a_global_that_has_changed_is_followed(monkeypatch):
     mcmc = chains(network(jnp.float32(2.0)))
     before = draws(mcmc, extra_fields=("potential_energy",))[1]["potential_energy"]

@@ -24,6 +24,7 @@ def correlated_pair():
     numpyro.sample("b", dist.Normal(1.0 + 0.8 * (pair[0] - 1.0), 0.6))
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("mcmc/_target.py", "biject_to(supports[name])(value)", "value")
 @pytest.mark.fault(
     "mcmc/_kernel.py",

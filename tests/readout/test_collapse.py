@@ -256,6 +256,7 @@ def _network_with_reparam_inside(x, y=None):
     numpyro.sample("y", dist.Normal(features @ w, noise).to_event(2), obs=y)
 
 
+@pytest.mark.as_compiled
 @parametrize("kind", ["repriorised", "collapsed", "inside the model"], rest="slow")
 @parametrize("chain_method", ["sequential", "vectorized"], rest="slow")
 def test_nuts_and_hmc(kind, chain_method):

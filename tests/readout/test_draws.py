@@ -43,6 +43,7 @@ def log_evidence(noise_scale, **scales):
     return scipy.stats.multivariate_normal(np.zeros(len(X)), covariance).logpdf(Y)
 
 
+@pytest.mark.as_compiled
 def test_the_noise_is_learnt_at_the_limit():
     model = wrapped(500, dist.LogNormal(0.0, 1.0))[1]
     draws = wide_limit_draws(jax.random.key(0), model, 400, X, Y)
@@ -138,6 +139,7 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
     np.testing.assert_allclose(draws["offset"].mean(), expected, atol=0.06)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "readout/_draws.py", "weighted = bool(updates) if weighted is None else weighted", "weighted = 'noise' in updates"
 )
@@ -171,6 +173,7 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
         wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("readout/_draws.py", "is_joint = weighted and any(updates.values())", "is_joint = False")
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
 @parametrize("regulariser", [None, 1.0], rest="slow")

@@ -241,6 +241,7 @@ def test_settings_that_are_not_adapted_belong_to_the_run(tmp_path, kernel, first
     assert run(mcmc, 4).num_samples == 4  # what a kernel has made for itself is none of its settings
 
 
+@pytest.mark.as_compiled
 def test_settings_of_the_blocks_of_gibbs_belong_to_the_run(tmp_path):
     def model(y):
         a, b = (numpyro.sample(name, dist.Normal(0, 1)) for name in "ab")

@@ -60,6 +60,7 @@ def equal(found, expected):
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("runs/_pieces.py", "ends.append(ends[-1] + size)", "ends.append(ends[-1] + size + 1)")
 @pytest.mark.parametrize(
     ("kernel", "options"),

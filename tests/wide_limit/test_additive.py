@@ -115,6 +115,7 @@ def test_slopes_of_the_evidence(depth, by_input, which):
         np.testing.assert_allclose(problem.gram(logarithms), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.as_compiled
 @parametrize(
     "function, best",
     [

@@ -19,6 +19,7 @@ def inputs(num=4, dim=3, seed=0):
     return np.random.default_rng(seed).normal(size=(num, dim))
 
 
+@pytest.mark.as_compiled
 @parametrize("activation", ["erf", "relu"], rest="slow")
 def test_kernels_approach_their_limits_like_one_over_root_width(make_network, activation):
     x = jnp.asarray(inputs(3), jnp.float32)

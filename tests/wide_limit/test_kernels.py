@@ -157,6 +157,7 @@ def test_the_series_is_quadrature(x64):
         np.testing.assert_allclose([nngp[row, 0], ntk[row, 0]], [product, product + slope * c], rtol=1e-9)
 
 
+@pytest.mark.as_compiled
 @parametrize("network", [FCN(2, 1, "tanh"), CNN(1, 1, "tanh", pooling="mean")], rest="slow")
 def test_derivatives_are_finite_differences(x64, network):
     """By scales and inputs, two of which are equal and one zero."""

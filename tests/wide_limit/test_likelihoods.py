@@ -151,6 +151,7 @@ def test_averages_of_a_softmax(scale):
         np.testing.assert_allclose((raised - lowered) / (2e-3 * variance), half_trace, rtol=1e-4)
 
 
+@pytest.mark.as_compiled
 @parametrize(("labels", "likelihood"), [(OUTCOMES, "bernoulli"), (CLASSES, "categorical")], rest="slow")
 def test_probabilities_are_averages_over_the_posterior_of_the_logits(labels, likelihood):
     fit = wide_limit.fit(X, labels, likelihood=likelihood, labels="logits", num_restarts=1)
@@ -203,6 +204,7 @@ def test_the_choice_predicts_as_well_as_the_best_of_a_grid_of_readouts():
     assert score(chosen) < min(score(size * 2**0.5) for size in (1, 3, 10, 30, 100, 300)) + 0.02
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "wide_limit/_label_regression.py",
     "yield np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)",

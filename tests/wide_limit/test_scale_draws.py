@@ -51,6 +51,7 @@ def quadrature():
     return weights / weights.sum(), means, variances, np.log(noise)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "wide_limit/_limit.py",
     "variances.append(variance[:, None] + (fit.noise_scale**2",
