@@ -7,8 +7,8 @@ tends to.
 All of them work on a ``model`` or a ``potential_fn``, adapt their step size during warmup, and count what they spend.
 Among the fields of their state, which can be named in ``extra_fields`` of :meth:`numpyro.infer.MCMC.run`, are
 
-- ``accept_prob``, the acceptance probability of the last proposal, whether or not the kernel obeys it, and
-  ``mean_accept_prob``, its mean over the warmup, or over the steps after it;
+- ``accept_prob``, the acceptance probability of the last proposal, whether or not the kernel obeys it, a mean where a
+  step has several, and ``mean_accept_prob``, its mean over the warmup, or over the steps after it;
 - ``potential_energy``, U at the draw, and ``energy_error``, −log of the last acceptance ratio, infinite if the proposal
   was not finite;
 - ``num_grad``, the evaluations of the gradient (without gradients: of the potential) in the last step;

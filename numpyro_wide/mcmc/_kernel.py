@@ -295,6 +295,10 @@ class MetropolisKernel(TargetKernel):
         """Return the number of an integrator's steps between two draws."""
         return 1
 
+    def _num_proposals(self, state: KernelState) -> int | Array:
+        """Return the number of proposals between two draws."""
+        return 1
+
     def _persistence_at(self, state: KernelState) -> float | Array:
         """Return the share, in [0, 1), of the momentum that the next step keeps."""
         return 0.0
@@ -339,7 +343,30 @@ class MetropolisKernel(TargetKernel):
     def _step(
         self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> KernelState:
-        evaluate = self._evaluator(model_args, model_kwargs)
+        evaluate, num_proposals = self._evaluator(model_args, model_kwargs), self._num_proposals(state)
+        zero = jnp.zeros_like(state.energy_error)
+        state = state._replace(accept_prob=zero, num_grad=jnp.zeros_like(state.num_grad))
+        if isinstance(num_proposals, int):
+            state, *errors = self._transition(state, evaluate)
+        else:
+            state, *errors = jax.lax.fori_loop(
+                0, num_proposals, lambda _, carry: self._transition(carry[0], evaluate), (state, zero, zero)
+            )
+        accept_prob = state.accept_prob / jnp.asarray(num_proposals, zero.dtype)
+        is_warming_up = state.i < state.adapt_state.num_warmup
+        count = 1 + jnp.where(is_warming_up, state.i, state.i - state.adapt_state.num_warmup)
+        mean_accept_prob = state.mean_accept_prob + (accept_prob - state.mean_accept_prob) / count.astype(zero.dtype)
+        step_size, adapt_state = self._adapt(state, *errors)
+        return state._replace(
+            i=state.i + 1,
+            accept_prob=accept_prob,
+            mean_accept_prob=mean_accept_prob,
+            step_size=step_size,
+            adapt_state=adapt_state,
+        )
+
+    def _transition(self, state: KernelState, evaluate: Evaluate) -> tuple[KernelState, Array, Array]:
+        """Take or refuse one proposal, and add up what it cost; with its certain error and its mean square error."""
         rng_key, key_noise = jax.random.split(state.rng_key)
         noise = Noise.draw(key_noise, state.z)
         is_warming_up = state.i < state.adapt_state.num_warmup
@@ -357,25 +384,20 @@ class MetropolisKernel(TargetKernel):
             state.adapt_state.step_size_state, passes_metropolis, certain, is_adapting, size_of(state.z)
         )
         point = select(accepted, proposal.point, current)
-        accept_prob = jnp.exp(-jnp.maximum(energy_error, 0.0))
-        count = 1 + jnp.where(is_warming_up, state.i, state.i - state.adapt_state.num_warmup)
-        weight = 1 / jnp.asarray(count, accept_prob.dtype)
+        square = jnp.square(certain) if proposal.square_error is None else proposal.square_error
+        square = jnp.where(finite, square, jnp.inf) / max(1, size_of(state.z))
         state = state._replace(
             z=point.z,
             z_grad=point.z_grad,
             potential_energy=point.potential_energy,
             r=select(accepted, proposal.r_accepted, proposal.r_rejected),
-            accept_prob=accept_prob,
-            mean_accept_prob=state.mean_accept_prob + weight * (accept_prob - state.mean_accept_prob),
+            accept_prob=state.accept_prob + jnp.exp(-jnp.maximum(energy_error, 0.0)),
             energy_error=energy_error,
-            num_grad=jnp.asarray(proposal.num_grad, state.num_grad.dtype),
+            num_grad=state.num_grad + jnp.asarray(proposal.num_grad, state.num_grad.dtype),
             num_nonfinite=state.num_nonfinite + jnp.asarray(~finite, state.num_nonfinite.dtype),
             rng_key=rng_key,
         )
-        square = jnp.square(certain) if proposal.square_error is None else proposal.square_error
-        square = jnp.where(finite, square, jnp.inf) / max(1, size_of(state.z))
-        step_size, adapt_state = self._adapt(state, certain, square)
-        return state._replace(i=state.i + 1, step_size=step_size, adapt_state=adapt_state)
+        return state, certain, square
 
     def _settings(self, state: KernelState, is_warming_up: Array) -> ProposalSettings:
         step_size, num_steps, adapt_state = state.step_size, self._num_steps(state), state.adapt_state

@@ -31,9 +31,13 @@ from numpyro_wide.mcmc._kernel import (
 )
 from numpyro_wide.mcmc._reference import REFERENCE_WINDOWS, Reference
 
-# Step size below which draws turn by less than a whole trajectory. What the data inform needs a few rotations, whatever
-# their angle, and what they do not inform needs a whole trajectory: a draw has the geometric mean of the two.
+# Step size below which trajectories are cut. What the data inform needs a few rotations, whatever their angle, and what
+# they do not inform needs a whole trajectory: a cut one has the geometric mean of the two.
 WHOLE_FROM = 0.3
+# Length of a draw in whole trajectories, in the limit of small steps: it then is worth about as much as a draw of NUTS.
+LONGEST_DRAW = 1.5
+# With 128 rotations each a draw has at most as many gradients as a tree of NUTS.
+MAX_TRAJECTORIES = 8
 # Half width of the uniform law, around 1, of the random factor of a trajectory's angle.
 JITTER = 0.2
 
@@ -55,12 +59,13 @@ class SplitHMC(MetropolisKernel):
         num_steps: number of rotations, and gradients, of a draw, or ``"auto"``.
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the largest
             angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw; a little more makes up for
-            the draws that a rejection repeats. Under ``persistence="auto"`` a draw turns by less where rotations are
-            small: by $T \sqrt{h / 0.3}$ of the angle $T$ for $h$ below 0.3.
+            the draws that a rejection repeats. Under ``persistence="auto"`` a trajectory turns by less where rotations
+            are small, by about $T \sqrt{h / 0.3}$ of the angle $T$ for $h$ below 0.3, and a draw after warmup has
+            several of them, at most 8, which turn by $T$ to $1.5\,T$ together.
         max_num_steps: largest number of rotations of a trajectory under ``"auto"``.
         persistence: share $\rho$ in [0, 1) of the velocity that outlives a trajectory, turned round after a rejection:
             the new one is $\rho v + \sqrt{1 - \rho^2}\, \xi$. While a chain falls to the posterior in warmup it keeps
-            nothing. ``"auto"`` is $e^{-s}$ for a draw that turns by the share $s$ of ``trajectory_angle``. A number
+            nothing. ``"auto"`` is $e^{-s}$ for a trajectory of the share $s$ of ``trajectory_angle``. A number
             goes with trajectories of the whole angle: take 0.0 for weights that are independent from draw to draw.
         adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup replaces N(0, I) by a Gaussian that all units of a layer share, fitted to draws
@@ -145,10 +150,24 @@ class SplitHMC(MetropolisKernel):
     def _num_steps(self, state: KernelState) -> int | Array:
         if self._fixed_num_steps is not None:
             return self._fixed_num_steps
-        angle: float | Array = self._trajectory_angle
-        if self._persistence is None:
-            angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))
+        num_trajectories, length = self._trajectories(state.step_size)
+        angle = length * self._trajectory_angle / num_trajectories
         return steps_along(angle, state.step_size, self._max_num_steps)
+
+    def _num_proposals(self, state: KernelState) -> int | Array:
+        if self._fixed_num_steps is not None or self._persistence is not None:
+            return 1
+        num_trajectories, _ = self._trajectories(state.step_size)
+        return jnp.where(state.i < state.adapt_state.num_warmup, 1, num_trajectories.astype(state.num_grad.dtype))
+
+    def _trajectories(self, step_size: Array) -> tuple[Array, Array]:
+        """Return the number of trajectories of a draw, and their length in whole ones together."""
+        one = jnp.ones_like(step_size)
+        if self._persistence is not None:
+            return one, one
+        share = jnp.sqrt(jnp.minimum(step_size / WHOLE_FROM, 1.0))
+        length = LONGEST_DRAW + (1.0 - LONGEST_DRAW) * share
+        return jnp.clip(jnp.round(length / share), 1.0, MAX_TRAJECTORIES), length
 
     def _persistence_at(self, state: KernelState) -> float | Array:
         if self._persistence is not None:
