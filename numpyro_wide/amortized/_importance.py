@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -11,6 +10,7 @@ from jax import Array, random
 from numpyro.infer.util import log_density as model_log_density
 
 from numpyro_wide._arviz import pareto_smoothed
+from numpyro_wide._blocks import map_draws
 from numpyro_wide._checks import check_key, listing, whole_number
 from numpyro_wide._compile import run_program
 from numpyro_wide._traces import Sites, run_model, unwrap
@@ -25,6 +25,9 @@ from numpyro_wide.amortized._simulation import (
     latent_names,
     site_names,
 )
+
+# Of draws, whose simulations and guides may take a megabyte each.
+_BATCH_SIZE = 1000
 
 
 class ImportanceSample(NamedTuple):
@@ -99,7 +102,8 @@ def importance_sample(
         log_joint, _ = model_log_density(model, (), {}, {**draws, **values})
         return draws, log_joint - log_q
 
-    samples, log_ratios = run_program(jax.vmap(single), random.split(rng_key, num_samples))
+    keys = random.split(rng_key, num_samples)
+    samples, log_ratios = run_program(lambda keys: map_draws(single, keys, _BATCH_SIZE), keys)
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     if not np.isfinite(log_ratios).any():
         raise FloatingPointError(
