@@ -70,6 +70,7 @@ class RunSummary:
         energy_drift: mean energy of the first quarter less the last, in deviations of the last, (chains,).
         energy_error: rounding unit of the energy, in nats.
         step_size: last step size, (chains,).
+        num_parameters: number of scalars that are sampled; a readout that is integrated out is not.
         num_gradients: number of gradients, from ``num_grad`` or ``num_steps``.
         gradients_per_draw: their mean by chain, or the last draw's number, (chains,).
         num_nonfinite: number of proposals without a finite energy, with the warmup's.
@@ -177,7 +178,7 @@ class RunSummary:
             "step size": None if self.step_size is None else _range_of(self.step_size),
             "gradients": self.num_gradients,
             "divergent": self.num_divergent,
-            "proposals not finite": self.num_nonfinite,
+            "proposals not finite, warmup's included": self.num_nonfinite,
         }
         sampler_note = ", ".join(f"{name} {value}" for name, value in counts.items() if value is not None)
         by_chain = []
@@ -285,7 +286,11 @@ def summary(
         energy_error=None if energy is None else float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype))),
         num_chains=num_chains,
         num_draws=num_draws,
-        num_parameters=sum(int(np.size(site["value"])) for site in latent_sites(run.sites).values()),
+        num_parameters=sum(
+            int(np.size(site["value"]))
+            for name, site in latent_sites(run.sites).items()
+            if not (getattr(model, "is_collapsed", False) and name == model.readout)
+        ),
         num_features=run.sites[run.forms[0].features]["value"].shape[1] if run.forms else None,
         **_sampler_fields(fields, getattr(mcmc, "last_state", None)),
     )

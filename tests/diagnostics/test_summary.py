@@ -110,7 +110,7 @@ def test_scalar_sites_one_by_one(form, request):
 def test_the_sampler_and_the_size(collapsed, repriorised):
     found, fields = summary(collapsed, COLLAPSED, X, Y), collapsed.get_extra_fields()
     assert (found.num_chains, found.num_draws, found.num_features) == (2, 30, WIDTH)
-    assert found.num_parameters == 1 + 3 + 1 + WIDTH + 2 * WIDTH
+    assert found.num_parameters == 1 + 3 + 1 + 2 * WIDTH  # the readout is integrated out
     assert found.num_gradients == int(np.sum(fields["num_grad"])) and found.num_divergent is None
     assert "gradients a draw by chain: 1, 1" in str(found)
     np.testing.assert_allclose(found.accept_prob, np.mean(fields["accept_prob"]), rtol=1e-6)
