@@ -35,7 +35,8 @@ class RandomFeatures:
         log_evidence: log evidence of all rows at each draw, (draws,).
         weights: weights of the draws in the mixture, (draws,).
         pareto_shape: of weights by the evidence; above 0.7 a few draws dominate (Vehtari et al. 2024).
-        log_noise_variance: regression of the logarithm of the noise's variance on the inputs; None for one noise.
+        log_noise_variance: regression of the logarithm of the noise's variance, over the square of
+            ``fit.noise_scale``, on the inputs; None for one noise.
     """
 
     fit: WideLimitFit
@@ -54,7 +55,7 @@ class RandomFeatures:
         x_new = self.fit.checked_rows(x_new)
         if self.log_noise_variance is None:
             return np.full(len(x_new), self.fit.noise_scale)
-        return np.exp(self.log_noise_variance.predict(x_new)[0] / 2)
+        return self.fit.noise_scale * np.exp(self.log_noise_variance.predict(x_new)[0] / 2)
 
     def predict(self, x_new: ArrayLike, *, with_noise: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Predict the function at new rows, with all draws as one mixture.
@@ -194,7 +195,8 @@ def fit_random_features(
     if noise == "constant":
         return regression(fit, targets, fit.noise_scale)
     few_draws = min(num_draws, _NOISE_DRAWS)
-    squares = _left_out_squares(regression(fit, targets, fit.noise_scale, few_draws), targets)
+    # Over the constant noise, so that in any units the prior of the logarithms has the right mean.
+    squares = _left_out_squares(regression(fit, targets, fit.noise_scale, few_draws), targets) / fit.noise_scale**2
     # Given the variance, the squares have a Gamma law whose shape is half the number of outputs.
     half = targets[0].size / 2
     logarithms = np.log(squares) - digamma(half) + np.log(half)  # of the variance, but for noise of mean zero
@@ -203,7 +205,7 @@ def fit_random_features(
     # A step of Fisher scoring: squares tell more than their logarithms, and a second step no more.
     mean = log_variance.predict(inputs)[0]
     log_variance = regression(noise_fit, mean + squares * np.exp(-mean) - 1, half**-0.5, few_draws)
-    noise_scale = np.exp(log_variance.predict(inputs)[0] / 2)
+    noise_scale = fit.noise_scale * np.exp(log_variance.predict(inputs)[0] / 2)
     return replace(regression(fit, targets, noise_scale), log_noise_variance=log_variance)
 
 

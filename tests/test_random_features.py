@@ -155,6 +155,26 @@ def test_noise_by_row_is_that_of_the_rows(outputs):
     assert variance[is_noisy].mean() > 3 * variance[~is_noisy].mean()
 
 
+@pytest.mark.fault(
+    "_random_features.py",
+    "(fit, targets, fit.noise_scale, few_draws), targets) /",
+    "(fit, targets, fit.noise_scale, few_draws), targets) + 0 *",
+)
+@pytest.mark.fault("_random_features.py", "return self.fit.noise_scale * np.exp(", "return np.exp(")
+@pytest.mark.slow
+def test_noise_by_row_is_in_the_units_of_the_targets():
+    """In units a thousand times as large the same noise is a thousandth."""
+    settings = QUIET | {"num_draws": 2, "noise": "by_row", "activation": "erf", "input_scale": False, "num_rows": 50}
+    fit, noise = scales(), []
+    for unit in (1.0, 1e-3):
+        sizes = {"readout_w_std": unit * fit.scales["readout_w_std"]}
+        changes = {"targets": unit * fit.targets, "noise_scale": unit * fit.noise_scale}
+        in_units = replace(fit, scales=fit.scales | sizes, **changes)
+        noise.append(fit_random_features(X, unit * Y, fit=in_units, **settings).noise_scale(X_NEW))
+    np.testing.assert_allclose(noise[1], 1e-3 * noise[0], rtol=1e-3)
+    assert abs(np.log(noise[0] / 0.2)).max() < 0.7
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

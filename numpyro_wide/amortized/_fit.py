@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
 
-from numpyro_wide._checks import check_key, check_one_of, progress, whole_number
+from numpyro_wide._checks import check_finite, check_key, check_one_of, progress, whole_number
 from numpyro_wide._compile import run_program
 from numpyro_wide._traces import abstract_sites, run_model
 from numpyro_wide.amortized._guide import FAMILIES, AutoAmortized
@@ -42,6 +42,7 @@ _NUM_KEPT = 2  # settings of the second cycle; those after it are of one
 _NUM_EVALUATIONS = 8  # of the held-out loss, in the first cycle
 _SMALLEST_GAIN = 0.003  # nats that a cycle must bring for the next one to be worth its steps
 _NUM_EMULATED = 30  # for each simulation
+_FEWEST = 20  # simulations
 
 
 class _Setting(NamedTuple):
@@ -93,6 +94,8 @@ class AmortizedFit(NamedTuple):
     def sample(self, rng_key: Array, observed_values: Mapping[str, Any], num_samples: int = 1000) -> Draws:
         """Draw the latents given one data set, {site: (num_samples, ...)}; compiled once for all data sets."""
         check_key("rng_key", rng_key, "(rng_key, observed_values)")
+        for name, value in observed_values.items():  # of which the program does not know the numbers
+            check_finite(f"observed_values[{name!r}]", value)
         guide = bound(self.guide.model, self.guide, self.args, {})[1]
 
         def draw(params: dict[str, Any], values: Draws, keys: Array) -> Draws:
@@ -167,6 +170,8 @@ def fit(
     if simulations is None:
         simulations = _simulations(simulate_key, model, args, observed, simulator, num_simulations)
     simulations = check_simulations(simulations, abstract_sites(model, args, {}), observed)
+    if len(simulations[observed[0]]) < _FEWEST:
+        raise ValueError(f"fit needs {_FEWEST} simulations, but got {len(simulations[observed[0]])} to train on.")
     order = np.asarray(random.permutation(simulate_key, len(simulations[observed[0]])))  # they may be sorted
     simulations, num_held_out = {name: values[order] for name, values in simulations.items()}, max(1, len(order) // 10)
     held_out = {name: values[-num_held_out:] for name, values in simulations.items()}
@@ -223,7 +228,7 @@ def _simulations(
     rng_key: Array, model: Callable, args: tuple, observed: tuple[str, ...], simulator: Callable | None, num_draws: int
 ) -> dict[str, Any]:
     """Simulate by the model, or its prior and a simulator in Python."""
-    num_draws = whole_number("num_simulations", num_draws, 20)
+    num_draws = whole_number("num_simulations", num_draws, _FEWEST)
     sites = abstract_sites(model, args, {})
     check_simulator(sites, observed if simulator is None else ())
     draw = partial(lax.map, lambda key: simulate(partial(model, *args), key, observed), batch_size=min(num_draws, 1000))

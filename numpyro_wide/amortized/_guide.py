@@ -169,7 +169,8 @@ class AutoAmortized:
         constants: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
             values = jax.jit(jax.vmap(latent.transform.inv))(jnp.asarray(simulations[name]))
-            loc, scale = _moments(np.asarray(values, float).reshape(len(values), -1))
+            values = np.asarray(values, float).reshape(len(values), -1)
+            loc, scale = _moments(values[np.isfinite(values).all(axis=1)])  # at ends of supports they are not
             constants["latents"][name] = {"loc": loc, "scale": scale}
         for name in self.observed:
             values = np.asarray(simulations[name], float)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import check_names_known, check_no_nan, kind_of, listing
+from numpyro_wide._checks import check_finite, check_names_known, kind_of, listing
 from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sites, values_of_type
 
 Draws = dict[str, Array]
@@ -92,9 +92,9 @@ def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
 
 
 def check_data_set(values: Mapping[str, Any], examples: Mapping[str, Any]) -> None:
-    """Refuse NaN in one data set, and other shapes than those of a simulated one, with which all might broadcast."""
+    """Refuse what is not finite in one data set, and other shapes than a simulated one's, with which all broadcast."""
     for name, example in examples.items():
-        check_no_nan(f"observed_values[{name!r}]", values[name])
+        check_finite(f"observed_values[{name!r}]", values[name])
         if jnp.shape(values[name]) != jnp.shape(example):
             raise ValueError(
                 f"observed_values[{name!r}] must have the shape of one simulated data set, {jnp.shape(example)}, but "

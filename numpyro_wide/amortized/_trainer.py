@@ -245,7 +245,7 @@ class AmortizedForwardKL:
             evaluate_every: steps between held-out evaluations, num_steps / 20 by default.
             patience: number of evaluations without improvement before a stop; None for all steps.
             simulations: simulations {site: (n, ...)} of latents and data to train on instead of fresh ones, shuffled
-                in every epoch. Those that are not finite are left out.
+                in every epoch. Those that are not finite, or have a latent at an end of its support, are left out.
             **kwargs: keyword arguments.
         """
         num_steps, held_out = whole_number("num_steps", num_steps), whole_number("held_out", held_out, 0)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from numpyro.distributions import biject_to
 
 from numpyro_wide._checks import late_progress, num_draws_of
 from numpyro_wide._traces import Sites
@@ -15,16 +16,23 @@ from numpyro_wide.amortized._simulation import Draws, refuse_missing
 
 
 def check_simulations(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
-    """Check simulations {site: (n, ...)}, and return those that are finite, in NumPy's arrays."""
+    """Check simulations {site: (n, ...)}, and return in NumPy's arrays those that are finite, latents unconstrained."""
     refuse_missing("simulations", observed, simulations, "observed site")
     total = num_draws_of("simulations", simulations)
     finite_draws, num_lost = finite(simulations)
     if num_lost:
         warnings.warn(f"{num_lost} of {total} simulations hold NaN or infinity, and are left out.", stacklevel=3)
+    is_kept = np.full(total - num_lost, True)
     for name, values in finite_draws.items():
         if name in model_sites:
-            _check_site(name, values, model_sites[name])
-    return finite_draws
+            is_kept &= _are_inside(name, values, model_sites[name], is_latent=name not in observed)
+    if num_ends := int(np.sum(~is_kept)):
+        warnings.warn(
+            f"{num_ends} of {total} simulations hold a latent at an end of its support, or rounded to it, and are left "
+            "out.",
+            stacklevel=3,
+        )
+    return _rows_of(finite_draws, is_kept)
 
 
 def finite(simulations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -32,9 +40,14 @@ def finite(simulations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     with np.errstate(over="ignore"):  # too large for single precision is infinite
         arrays = {name: np.asarray(jnp.asarray(values)) for name, values in simulations.items()}
     is_finite = np.all([np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in arrays.values()], axis=0)
-    if is_finite.sum() < 2:
+    return _rows_of(arrays, is_finite), int(np.sum(~is_finite))
+
+
+def _rows_of(arrays: dict[str, Any], is_kept: np.ndarray) -> dict[str, Any]:
+    """Return some simulations, two at least."""
+    if is_kept.sum() < 2:
         raise ValueError("fewer than two of the simulations are finite; look at the simulator.")
-    return {name: values[is_finite] for name, values in arrays.items()}, int(np.sum(~is_finite))
+    return {name: values[is_kept] for name, values in arrays.items()}
 
 
 def call_simulator(simulator: Callable, latents: Mapping[str, Any], observed: tuple[str, ...]) -> dict[str, Any]:
@@ -48,18 +61,31 @@ def call_simulator(simulator: Callable, latents: Mapping[str, Any], observed: tu
     return {name: np.stack([result[name] for result in results]) for name in observed}
 
 
-def _check_site(name: str, values: Array, site: dict) -> None:
+def _are_inside(name: str, values: np.ndarray, site: dict, is_latent: bool) -> np.ndarray:
+    """Whether values (n, ...) of a latent are not at an end of its support, (n,); refuse others, and wrong shapes."""
     shape = jnp.shape(site["value"])
     if values.shape[1:] != shape:
         raise ValueError(
             f"simulations[{name!r}] must have the shape {shape} after the leading axis, but has {values.shape[1:]}."
         )
-    support = site["fn"].support if site["type"] == "sample" else None
+    support, is_inside = site["fn"].support if site["type"] == "sample" else None, np.full(len(values), True)
     # Arrays in a support may be values of other sites.
     if support is None or any(isinstance(leaf, Array) for leaf in jax.tree.leaves(support)):
-        return
-    if not np.all(jax.vmap(support)(values)):
+        return is_inside
+    if is_latent and not support.is_discrete:
+        is_inside = ~_have_infinite_coordinates(values, support)
+    if not np.all(jax.vmap(support)(values[is_inside])):
         raise ValueError(f"simulations[{name!r}] must lie in the support of the model's site, {support}.")
+    return is_inside
+
+
+def _have_infinite_coordinates(values: np.ndarray, support: Any) -> np.ndarray:
+    """Whether unconstrained coordinates of values (n, ...) are infinite, as at ends of intervals, (n,)."""
+    try:
+        coordinates = jax.jit(jax.vmap(biject_to(support).inv))(values)
+    except NotImplementedError:  # of spheres
+        return np.full(len(values), False)
+    return np.isinf(coordinates).reshape(len(values), -1).any(axis=1)
 
 
 def split_held_out(simulations: Draws, held_out: int, batch_size: int) -> tuple[Draws, Draws]:

@@ -125,12 +125,12 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 f"columns {np.flatnonzero(scale == 0).tolist()} of y are constant, and all columns share one noise; "
                 "leave them out."
             )
-        if self.target_transform != "auto":
-            refuse_not_positive(self.target_transform, targets)
         x = self._learn_columns(inputs, report)
         num_outputs = 1 if targets.ndim == 1 else targets.shape[1]
         options = {"noise": self.noise, "target_transform": self.target_transform}
         plan = self._planned(plan_regression, report, *x.shape, num_outputs, **options)
+        if plan.target_transform != "auto":
+            refuse_not_positive(plan.target_transform, targets)
         # Several threads on few cores mostly wait.
         with set_blas_threads(1), self._clock(plan) as clock, warnings.catch_warnings():
             # Of the limit's fits, to some rows in an order and units of their own; the report tells of all.

@@ -169,6 +169,28 @@ def test_an_emulator_draws_as_the_simulator_does():
     assert abs(np.corrcoef(residual, emulated["theta"])[0, 1]) < 0.1
 
 
+@pytest.mark.fault("amortized/_training_data.py", "_rows_of(finite_draws, is_kept)", "finite_draws")
+@pytest.mark.fault("amortized/_guide.py", "_moments(values[np.isfinite(values).all(axis=1)])", "_moments(values)")
+@pytest.mark.fault("amortized/_fit.py", "check_finite(f", "str(f")
+def test_simulations_at_an_end_of_the_support_are_left_out():
+    """Of a rate that is rounded to zero the logarithm is infinite."""
+    rng = np.random.default_rng(0)
+    rate = rng.gamma(3.0, size=2000)
+    rate[::40] = 0.0
+    simulations = {"rate": rate, "y": rng.poisson(rate[:, None], size=(2000, 3))}
+    options = CHEAP | {"num_steps": 800, "sites": ["rate"], "simulations": simulations}
+    with pytest.warns(UserWarning, match="50 of 2000 simulations hold a latent at an end of its support") as caught:
+        fit = amortized.fit(KEY, PRIOR, observed="y", **options)
+    assert caught[0].filename == __file__ and len(fit.held_out["y"]) == 195
+    loc = fit.guide.standardisation(simulations)["auto_constants"]["latents"]["rate"]["loc"]
+    np.testing.assert_allclose(loc, np.log(rate[rate > 0]).mean(), rtol=1e-4)
+    rate = fit.sample(KEY, {"y": np.array([4, 2, 6])}, 2000)["rate"]
+    np.testing.assert_allclose(rate.mean(), 15 / 4, rtol=0.1)  # of Gamma(3 + 12, 1 + 3)
+    for value, message in ((np.nan, "must not contain NaN"), (np.inf, "must be finite")):
+        with pytest.raises(ValueError, match=rf"observed_values\['y'\] {message}"):
+            fit.sample(KEY, {"y": np.array([4, value, 6])})
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -177,6 +199,11 @@ def test_an_emulator_draws_as_the_simulator_does():
         ({"observed": "y"}, ValueError, "observed names the .* 'y', which the model does not have"),
         ({"num_steps": 100}, ValueError, "num_steps must be a whole number of at least 392, but got 100"),
         ({"num_simulations": 5}, ValueError, "num_simulations must be a whole number of at least 20"),
+        (
+            {"simulations": {"theta": np.ones(4), "x": np.ones(4)}},
+            ValueError,
+            "fit needs 20 simulations, but got 4 to train on",
+        ),
         ({"simulator": lambda theta: {"z": theta}}, ValueError, "simulator returns must be .*site 'x', but got 'z'"),
         (
             {"simulations": {"a": np.ones(50), "x": np.ones(50)}, "model": {"a": dist.Normal(), "b": dist.Normal()}},

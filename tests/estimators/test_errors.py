@@ -50,6 +50,12 @@ REFUSED = [
     (WideBNNRegressor(), X, Y[:5], "inconsistent numbers of samples"),
     (WideBNNRegressor(plan=PLAN), X[:20], Y[:20], r"plan is of a regression of \(24, 2, 1\) rows, columns and outputs"),
     (WideBNNClassifier(plan=PLAN.to_json()), X, LABELS, "plan is of a regression"),
+    (
+        WideBNNRegressor(plan=replace(PLAN, target_transform="log")),
+        X,
+        Y,
+        'target_transform="log" needs positive targets',
+    ),
     (WideBNNRegressor(plan="ten minutes"), X, Y, "plan must be plan_ of an earlier fit, or its text"),
     (WideBNNClassifier(), X, np.zeros(24), "y must hold at least two classes"),
     (WideBNNClassifier(), X, Y, "Unknown label type: continuous"),
@@ -58,6 +64,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.fault("estimators/_regressor.py", "(plan.target_transform, targets)", "(self.target_transform, targets)")
 @pytest.mark.parametrize(("model", "x", "y", "message"), REFUSED, ids=[row[-1][:40] for row in REFUSED])
 def test_what_cannot_be_fitted_is_refused(model, x, y, message):
     with pytest.raises(ValueError, match=message):
