@@ -53,8 +53,8 @@ def sample(kernel, width, num_samples, thinning):  # two chains: hidden weights;
 
 collapsed = collapse_readout(bnn, readout="readout", features="features", observed="y")
 runs = {  # kernel, model, number of samples of a chain, and of how many one is kept
-    "collapsed, SplitHMC": (SplitHMC, collapsed, 500, 1),
-    "unwrapped, SplitHMC": (SplitHMC, bnn, 2000, 2),
+    "collapsed, SplitHMC": (SplitHMC, collapsed, 1000, 1),
+    "unwrapped, SplitHMC": (SplitHMC, bnn, 2000, 1),
     "unwrapped, NUTS": (NUTS, bnn, 300, 1),
 }
 lines = {name: [] for name in runs}

@@ -278,6 +278,8 @@ def summary(
         energy = -log_likelihood if energy is None else energy
         error = None if errors is None else float(np.max(errors[:, -1]))
     energy = None if energy is None else np.asarray(energy)
+    latent = latent_sites(run.sites)
+    integrated = getattr(model, "readout", None) if getattr(model, "is_collapsed", False) else None
     return RunSummary(
         sites=_sites(run, quantiles),
         function=function,
@@ -286,11 +288,7 @@ def summary(
         energy_error=None if energy is None else float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype))),
         num_chains=num_chains,
         num_draws=num_draws,
-        num_parameters=sum(
-            int(np.size(site["value"]))
-            for name, site in latent_sites(run.sites).items()
-            if not (getattr(model, "is_collapsed", False) and name == model.readout)
-        ),
+        num_parameters=sum(np.size(site["value"]) for name, site in latent.items() if name != integrated),
         num_features=run.sites[run.forms[0].features]["value"].shape[1] if run.forms else None,
         **_sampler_fields(fields, getattr(mcmc, "last_state", None)),
     )

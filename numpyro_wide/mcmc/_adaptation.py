@@ -15,6 +15,8 @@ DIGITS_LOST = 2.0
 LOST_ERROR = 10.0
 # Steps of a warmup with windows.
 MIN_WARMUP = 20
+# Percentage of warmup from which on the mixing of the energy is measured.
+MIXING_FROM = 35
 # More steps than any trajectory has.
 MAX_STEPS = 2**20
 
@@ -26,6 +28,41 @@ def certain_error(energy_error: Array, *energies: Array) -> Array:
     return jnp.sign(energy_error) * jnp.maximum(jnp.abs(energy_error) - lost, 0.0)
 
 
+class Autocorrelation(NamedTuple):
+    """Running sums of a number, from which its correlation from one step to the next is estimated."""
+
+    anchor: Array  # the first of them, which is taken off, lest squares lose their digits
+    latest: Array
+    sums: Array  # of 1, the number, its square, and its product with the one before
+
+    @classmethod
+    def start(cls, dtype: Any) -> "Autocorrelation":
+        """Return empty sums."""
+        return cls(jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.zeros(4, dtype))
+
+    def add(self, value: Array) -> "Autocorrelation":
+        """Add the number of the next step."""
+        anchor = jnp.where(self.sums[0] == 0, value, self.anchor)
+        x = value - anchor
+        return Autocorrelation(anchor, x, self.sums + jnp.stack([jnp.ones_like(x), x, x**2, x * self.latest]))
+
+    def moments(self) -> Array:
+        """Return the variance, and the covariance of a number with the one before."""
+        mean, square, product = self.sums[1:] / self.sums[0]
+        return jnp.stack([square - mean**2, product - mean**2])
+
+    def estimate(self) -> Array:
+        """Return the correlation; NaN before there are numbers that differ."""
+        variance, covariance = self.moments()
+        return covariance / variance
+
+    def pooled(self) -> "Autocorrelation":
+        """Return sums for each of a batch of chains whose estimate is that of all."""
+        variance, covariance = jax.vmap(Autocorrelation.moments)(self).mean(axis=0)
+        sums = jnp.stack([jnp.ones_like(variance), jnp.zeros_like(variance), variance, covariance])
+        return self._replace(sums=jnp.broadcast_to(sums, self.sums.shape))
+
+
 class AdaptState(NamedTuple):
     """State of the adaptation."""
 
@@ -35,6 +72,7 @@ class AdaptState(NamedTuple):
     # deep that no step size is small enough for them; many short ones lose what they fell by.
     max_steps: Array
     preconditioner: Any  # coordinates, or units, in which a kernel moves; None for N(0, I)
+    mixing: Autocorrelation | None = None  # of the energy, by which a kernel chooses the number of proposals of a draw
 
 
 def window_position(step: Array, num_warmup: Array, percentages: tuple[int, ...]) -> tuple[Array, Array]:

@@ -20,14 +20,16 @@ from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
     LOST_ERROR,
     MAX_STEPS,
+    MIXING_FROM,
     AcceptanceRule,
     AdaptState,
+    Autocorrelation,
     EnergyRule,
     certain_error,
     window_position,
 )
 from numpyro_wide.mcmc._chains import run_chains
-from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree, normal_like, select, size_of
+from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree, normal_like, select, size_of, total
 from numpyro_wide.mcmc._target import TargetKernel, is_finite
 
 
@@ -272,6 +274,12 @@ class MetropolisKernel(TargetKernel):
         self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> KernelState:
         """Take one step of every chain in ``state``, with the potential of these model arguments."""
+        adapt_state = state.adapt_state
+        if adapt_state.mixing is not None and not is_prng_key(state.rng_key):
+            # Chains that run together have one number of proposals: each waits for the slowest anyway.
+            is_over = jnp.all(state.i >= adapt_state.num_warmup)
+            mixing = select(is_over, adapt_state.mixing.pooled(), adapt_state.mixing)
+            state = state._replace(adapt_state=adapt_state._replace(mixing=mixing))
         return self._for_each_chain(self._step, state, model_args, model_kwargs)
 
     def refresh(
@@ -311,6 +319,10 @@ class MetropolisKernel(TargetKernel):
         """Return the preconditioner to start from, or None."""
         return None
 
+    def _first_mixing(self, dtype: Any, num_warmup: int) -> Autocorrelation | None:
+        """Return empty sums of the energy for a kernel that makes use of them, or None."""
+        return None
+
     def _close_window(self, preconditioner: Any, draw_length: Array) -> Any:
         """Return the preconditioner that a window of draws measured, ``draw_length`` apart."""
         return preconditioner.close()
@@ -336,6 +348,7 @@ class MetropolisKernel(TargetKernel):
                 step_size_state=self._rule.start(step_size, searches=self._options.searches),
                 max_steps=zero_count + 1,
                 preconditioner=self._first_preconditioner(point.z, num_warmup),
+                mixing=self._first_mixing(zero.dtype, num_warmup),
             ),
             rng_key=rng_key,
         )
@@ -426,6 +439,12 @@ class MetropolisKernel(TargetKernel):
             next_size = self._round_step_size(self._rule.step_size(updated, state.i + 1 == adapt_state.num_warmup))
             step_size = jnp.where(is_warming_up, next_size, step_size)
             adapt_state = adapt_state._replace(step_size_state=updated, max_steps=max_steps)
+        if adapt_state.mixing is not None:
+            is_late = is_warming_up & (state.i >= adapt_state.num_warmup * MIXING_FROM // 100)
+            # Without the energy of N(0, I), whose share grows with the dimension and says little of the function.
+            energy = state.potential_energy - 0.5 * total(jax.tree.map(jnp.square, state.z))
+            added = select(is_late, adapt_state.mixing.add(energy), adapt_state.mixing)
+            adapt_state = adapt_state._replace(mixing=added)
         preconditioner = adapt_state.preconditioner
         if preconditioner is None or not self._windows:
             return step_size, adapt_state

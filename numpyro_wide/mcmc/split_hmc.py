@@ -11,7 +11,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import identity
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide.mcmc._adaptation import MIN_WARMUP, steps_along
+from numpyro_wide.mcmc._adaptation import MIN_WARMUP, Autocorrelation, steps_along
 from numpyro_wide.mcmc._integrators import (
     Evaluate,
     Point,
@@ -34,8 +34,9 @@ from numpyro_wide.mcmc._reference import REFERENCE_WINDOWS, Reference
 # Step size below which trajectories are cut. What the data inform needs a few rotations, whatever their angle, and what
 # they do not inform needs a whole trajectory: a cut one has the geometric mean of the two.
 WHOLE_FROM = 0.3
-# Length of a draw in whole trajectories, in the limit of small steps: it then is worth about as much as a draw of NUTS.
-LONGEST_DRAW = 1.5
+# Correlation of the energy, less that of N(0, I), that is to be left between two draws: they have as many trajectories
+# as that takes, and a draw of the function is worth about one of NUTS's.
+CORRELATION_LEFT = 0.15
 # With 128 rotations each a draw has at most as many gradients as a tree of NUTS.
 MAX_TRAJECTORIES = 8
 # Half width of the uniform law, around 1, of the random factor of a trajectory's angle.
@@ -60,8 +61,8 @@ class SplitHMC(MetropolisKernel):
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the largest
             angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw; a little more makes up for
             the draws that a rejection repeats. Under ``persistence="auto"`` a trajectory turns by less where rotations
-            are small, by about $T \sqrt{h / 0.3}$ of the angle $T$ for $h$ below 0.3, and a draw after warmup has
-            several of them, at most 8, which turn by $T$ to $1.5\,T$ together.
+            are small, by $T \sqrt{h / 0.3}$ of the angle $T$ for $h$ below 0.3, and a draw after warmup has as many of
+            them, 1 to 8, as bring the correlation of the energy, less that of N(0, I), to 0.15.
         max_num_steps: largest number of rotations of a trajectory under ``"auto"``.
         persistence: share $\rho$ in [0, 1) of the velocity that outlives a trajectory, turned round after a rejection:
             the new one is $\rho v + \sqrt{1 - \rho^2}\, \xi$. While a chain falls to the posterior in warmup it keeps
@@ -147,27 +148,25 @@ class SplitHMC(MetropolisKernel):
     def _first_preconditioner(self, z: PyTree, num_warmup: int) -> Reference | None:
         return Reference.start(z) if self._adapt_reference and num_warmup >= MIN_WARMUP else None
 
+    def _first_mixing(self, dtype: Any, num_warmup: int) -> Autocorrelation | None:
+        is_auto = self._persistence is None and self._fixed_num_steps is None
+        return Autocorrelation.start(dtype) if is_auto and num_warmup >= MIN_WARMUP else None
+
     def _num_steps(self, state: KernelState) -> int | Array:
         if self._fixed_num_steps is not None:
             return self._fixed_num_steps
-        num_trajectories, length = self._trajectories(state.step_size)
-        angle = length * self._trajectory_angle / num_trajectories
+        angle: float | Array = self._trajectory_angle
+        if self._persistence is None:
+            angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))
         return steps_along(angle, state.step_size, self._max_num_steps)
 
     def _num_proposals(self, state: KernelState) -> int | Array:
-        if self._fixed_num_steps is not None or self._persistence is not None:
+        mixing = state.adapt_state.mixing
+        if mixing is None:
             return 1
-        num_trajectories, _ = self._trajectories(state.step_size)
-        return jnp.where(state.i < state.adapt_state.num_warmup, 1, num_trajectories.astype(state.num_grad.dtype))
-
-    def _trajectories(self, step_size: Array) -> tuple[Array, Array]:
-        """Return the number of trajectories of a draw, and their length in whole ones together."""
-        one = jnp.ones_like(step_size)
-        if self._persistence is not None:
-            return one, one
-        share = jnp.sqrt(jnp.minimum(step_size / WHOLE_FROM, 1.0))
-        length = LONGEST_DRAW + (1.0 - LONGEST_DRAW) * share
-        return jnp.clip(jnp.round(length / share), 1.0, MAX_TRAJECTORIES), length
+        correlation = jnp.clip(jnp.nan_to_num(mixing.estimate()), 0.01, 0.99)  # NaN of energies that are all equal
+        number = jnp.round(math.log(CORRELATION_LEFT) / jnp.log(correlation)).astype(state.num_grad.dtype)
+        return jnp.where(state.i < state.adapt_state.num_warmup, 1, jnp.clip(number, 1, MAX_TRAJECTORIES))
 
     def _persistence_at(self, state: KernelState) -> float | Array:
         if self._persistence is not None:
