@@ -265,7 +265,7 @@ def test_the_parametrisations_show_the_rows_that_were_run():
         assert float(line["held-out loss"].split(" ±")[0]) == float(f"{best.loc[place, 'mean']:.3g}")
 
 
-@pytest.mark.fault("../docs/figures/as_users_summary.csv", "854 / 115 / 76.1", "954 / 115 / 76.1")
+@pytest.mark.fault("../docs/figures/as_users_summary.csv", "504 / 90.6 / 60.3", "954 / 115 / 76.1")
 def test_the_models_of_users_show_the_rows_that_were_run():
     rows = pandas.read_csv(FIGURES / "as_users.csv", na_values="inf").set_index(["model", "sampler"])
     shown = pandas.read_csv(FIGURES / "as_users_summary.csv").set_index("model")

@@ -44,7 +44,7 @@ def test_rotations_grow_like_the_root_of_those_of_a_whole_trajectory(step_size, 
 @pytest.mark.fault("mcmc/_kernel.py", "0, num_proposals, lambda", "0, 1, lambda")
 @pytest.mark.fault("mcmc/split_hmc.py", "math.log(CORRELATION_LEFT) / jnp.log", "CORRELATION_LEFT / jnp.log")
 @pytest.mark.fault("mcmc/_adaptation.py", "value - anchor", "value")
-@pytest.mark.fault("mcmc/_adaptation.py", "(product - mean**2)", "product")
+@pytest.mark.fault("mcmc/_adaptation.py", "mean**2, product - mean**2", "mean**2, product")
 @parametrize(("correlation", "expected"), [(0.5, 3), (-0.3, 1), (0.1, 1), (0.3, 2), (0.7, 5), (0.95, 8)], rest="slow")
 def test_a_draw_has_as_many_trajectories_as_the_energy_takes_to_forget(correlation, expected):
     """Powers of the correlation of energies, by NumPy, down to 0.15."""
