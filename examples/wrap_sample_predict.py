@@ -31,8 +31,8 @@ def timed(task, *args):
     return jax.block_until_ready(task(*args)), time.process_time() - start
 
 
-def sample(kernel, width, num_samples, thinning):  # two chains: hidden weights; core seconds to sample, to compile
-    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False, "thinning": thinning}
+def sample(kernel, width, num_samples):  # two chains: hidden weights; core seconds to sample, to compile
+    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=300, num_samples=num_samples, **options)
 
     def warm_up(key):
@@ -52,16 +52,16 @@ def sample(kernel, width, num_samples, thinning):  # two chains: hidden weights;
 
 
 collapsed = collapse_readout(bnn, readout="readout", features="features", observed="y")
-runs = {  # kernel, model, number of samples of a chain, and of how many one is kept
-    "collapsed, SplitHMC": (SplitHMC, collapsed, 1000, 1),
-    "unwrapped, SplitHMC": (SplitHMC, bnn, 2000, 1),
-    "unwrapped, NUTS": (NUTS, bnn, 300, 1),
+runs = {  # kernel, model, number of samples of a chain
+    "collapsed, SplitHMC": (SplitHMC, collapsed, 1000),
+    "unwrapped, SplitHMC": (SplitHMC, bnn, 2000),
+    "unwrapped, NUTS": (NUTS, bnn, 300),
 }
 lines = {name: [] for name in runs}
 figure, (left, *panels) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
 for width in (50, 200, 800):
-    for name, (kernel, model, *sizes) in runs.items():
-        hidden, seconds, compilation = sample(kernel(model), width, *sizes)
+    for name, (kernel, model, num_samples) in runs.items():
+        hidden, seconds, compilation = sample(kernel(model), width, num_samples)
         predictive = ReadoutPredictive(collapsed, {"hidden": hidden.reshape(-1, 2, width)}, (x, y), {"width": width})
         found = predictive(key, x_new, width=width)  # the readout integrated out
         mean = found["mean"].reshape(2, -1, 60)

@@ -225,6 +225,7 @@ class MetropolisKernel(TargetKernel):
         single = is_prng_key(rng_key)
         kwargs, sites = model_kwargs or {}, Sites()
         seen: Any = None if GIBBS_SITES_KWARG in kwargs else self._model  # a block's sizes are not its model's
+        is_collapsed = getattr(seen, "is_collapsed", False)
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
 
         def first_point(rng_key: Array) -> tuple[Array, Point]:
@@ -243,7 +244,7 @@ class MetropolisKernel(TargetKernel):
             return prior_sizes(rng_key if single else rng_key[0], seen, model_args, kwargs)
 
         def first_look(rng_key: Array) -> Any:
-            if getattr(seen, "is_collapsed", False):
+            if is_collapsed:
                 # A run is two: there is one more only if the model seems to be large by the run that is made anyway.
                 return is_prior_large(sites[seen.observed])
             return {} if seen is None else output_sizes(rng_key)
@@ -254,7 +255,7 @@ class MetropolisKernel(TargetKernel):
             # Operation by operation, a model of a few lines would be some two hundred programs.
             state, look = run_program(lambda key: (start(*first_point(key)), first_look(key)), rng_key, quick=True)
             if all(map(is_known, jax.tree.leaves(look))):
-                if not isinstance(look, dict):
+                if is_collapsed:
                     look = run_program(output_sizes, rng_key, quick=True) if look else {}
                 warn_of_prior_sizes(look)
         has_parameters = any(site["type"] in ("param", "mutable") for site in sites.values())

@@ -84,15 +84,14 @@ def test_whoever_names_a_persistence_has_whole_trajectories():
     "mcmc/_kernel.py", "adapt_state.mixing.pooled(), adapt_state.mixing)", "adapt_state.mixing, adapt_state.mixing)"
 )
 def test_all_chains_of_a_run_are_in_one_regime():
-    scale = jnp.linspace(0.06, 1.0, 8)
-    warm, _ = chains(scale, 150, 0, lambda s: s.num_grad)
-    last, num_grad = chains(scale, 150, 1, lambda s: s.num_grad)
+    last, (num_grad, mixing) = chains(jnp.linspace(0.06, 1.0, 8), 150, 1, lambda s: (s.num_grad, s.adapt_state.mixing))
     # A few percent of the step size apart; whole trajectories would have about 24 rotations.
     assert np.ptp(last.step_size) > 0
     assert num_grad[-1].max() <= 1.25 * num_grad[-1].min()
     rotations = np.round(2 / np.sqrt(0.3 * np.asarray(last.step_size)))
     assert rotations.max() < 0.7 * 2.0 / last.step_size.max()
-    variance, covariance = np.mean(jax.vmap(Autocorrelation.moments)(warm.adapt_state.mixing), axis=0)
+    of_warmup = jax.tree.map(lambda leaf: leaf[149], mixing)
+    variance, covariance = np.mean(jax.vmap(Autocorrelation.moments)(of_warmup), axis=0)
     np.testing.assert_array_equal(num_grad[-1], rotations * round(np.log(0.15) / np.log(covariance / variance)))
 
 

@@ -25,7 +25,7 @@ def random_models(**strategies):
     """Make a test on some random models, and at night on many."""
 
     def decorate(check):
-        @parametrize("num_models", [5, 200], rest="slow")
+        @parametrize("num_models", [10, 200], rest="slow")
         def test(num_models):
             quietly = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
             settings(max_examples=num_models, **quietly)(given(**strategies)(check))()
