@@ -1,4 +1,4 @@
-"""Guides on atoms and planes, and a handler for priors without a mass."""
+"""Guides on atoms and planes, and amortised ones."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,13 +13,10 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous, AutoDelta
 from numpyro.infer.initialization import init_to_sample, init_to_uniform
-from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import check_positive, listing, whole_number
-from numpyro_wide._traces import unwrap
 from numpyro_wide.amortized._guide import AutoAmortized as AutoAmortized
 from numpyro_wide.amortized._guide import Typicality as Typicality
-from numpyro_wide.distributions._log_uniform import ImproperLogUniform
 from numpyro_wide.distributions._singular import BernoulliDropout, DegenerateNormal
 
 __all__ = ["AutoAmortized", "AutoDegenerateNormal", "AutoDropout"]
@@ -207,13 +204,3 @@ class AutoDegenerateNormal(AutoContinuous):
         levels = jnp.asarray(quantiles)[..., None]
         flat = dist.Normal(posterior.mean, jnp.sqrt(posterior.variance)).icdf(levels)
         return self._unpack_and_constrain(flat, params)
-
-
-class flat_prototype(Messenger):  # noqa: N801  # handlers are lower case
-    """Handler for guides of a model with ``ImproperLogUniform`` priors."""
-
-    def process_message(self, msg: Any) -> None:
-        """Replace a log-uniform prior by a flat one."""
-        if msg["type"] == "sample" and isinstance(unwrap(msg["fn"]), ImproperLogUniform):
-            fn = msg["fn"]
-            msg["fn"] = dist.ImproperUniform(constraints.real, fn.batch_shape, fn.event_shape)

@@ -4,11 +4,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_wide import ReadoutPredictive, collapse_readout
+from numpyro_wide.diagnostics import random_projections
 from numpyro_wide.mcmc import MicrocanonicalLangevin
 from numpyro_wide.runs import init_to_optimum
 
@@ -82,6 +84,11 @@ def moments(key: Array, model: Callable, draws: Mapping, known: tuple, new: tupl
         np.asarray(found[name], float).reshape(num_chains, -1, *found[name].shape[1:])
         for name in ("mean", "predictive_variance")
     )
+
+
+def projected(samples: Mapping[str, Array], rng_key: Array) -> np.ndarray:
+    """Return random projections (chain, draw, 100) of draws of chains, their sites together."""
+    return np.asarray(jax.vmap(jax.vmap(random_projections(rng_key, samples)))(dict(samples)))
 
 
 def bulk_ess(draws: np.ndarray) -> np.ndarray:

@@ -20,7 +20,6 @@ from _fashion_baselines import scales_by_evidence
 from _fashion_data import shares_of_largest
 from _sampling import first_states, stretch_of
 from numpyro_wide import collapse_readout, fitted_surrogate, mean_kernel, repriorise, wide_limit
-from numpyro_wide.diagnostics import project
 from numpyro_wide.linear_gaussian import readout_posterior
 from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
 from numpyro_wide.nn import FCN, random_network
@@ -260,7 +259,7 @@ def _run(kernel, args, predict, way, options, start):
             gradients += int(np.sum(costs))
             found.append(predicted(positions))
     function, probs = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
-    ess = _chains.bulk_ess(np.asarray(project({"function": function}, jax.random.key(2))))
+    ess = _chains.bulk_ess(_chains.projected({"function": function}, jax.random.key(2)))
     moves = probs.std(axis=(0, 1)) > 1e-6  # what is as good as certain in all draws has no R-hat
     rhat = np.max(_chains.rhat(probs[:, :, moves]), initial=1.0)
     total = time.process_time() - start

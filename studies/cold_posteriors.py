@@ -13,6 +13,7 @@ from functools import partial
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+from scipy.special import entr
 from sklearn.datasets import load_sample_images
 from tqdm.auto import tqdm
 
@@ -38,10 +39,9 @@ def load_images(num_train):
 def assess(draws, width, test, patches):
     """Return measures of averaged class probabilities on test images, and entropies (n,) on them and on patches."""
     probs, outside = (jax.nn.softmax(functions(draws, x, width)).mean(0) for x in (test.inputs, patches))
-    measures = {
-        name.replace("_", " "): float(getattr(diagnostics, name)(probs=probs, labels=test.targets)) for name in MEASURES
-    }
-    entropies = [np.asarray(diagnostics.predictive_entropy(p)) for p in (probs, outside)]
+    scores = diagnostics.classification_scores(test.targets, probs)
+    measures = {name.replace("_", " "): scores[name] for name in MEASURES}
+    entropies = [entr(np.asarray(p)).sum(-1) for p in (probs, outside)]
     return measures | {"mean confidence": float(probs.max(-1).mean())}, entropies
 
 

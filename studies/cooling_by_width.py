@@ -25,10 +25,8 @@ CHANCE = (0.1, np.log(10))
 def assess(fitted, width, test):
     """Return accuracy and negative log-likelihood of averaged class probabilities."""
     probs = jax.nn.softmax(functions(fitted.draws, test.inputs, width)).mean(0)
-    measures = diagnostics.accuracy, diagnostics.negative_log_likelihood
-    return {
-        name: float(measure(probs=probs, labels=test.targets)) for name, measure in zip(COLUMNS, measures, strict=True)
-    }
+    scores = diagnostics.classification_scores(test.targets, probs)
+    return dict(zip(COLUMNS, (scores["accuracy"], scores["negative_log_likelihood"]), strict=True))
 
 
 def gaussians(fitted):

@@ -35,7 +35,7 @@ import _chains
 import _common
 import _data
 from numpyro_wide import nn, wide_limit
-from numpyro_wide.diagnostics import pooling, project, regression_scores
+from numpyro_wide.diagnostics import pooling, regression_scores
 
 OURS, BY_ROW, ESTIMATOR, BDE = "ours", "ours, noise by row", "estimator", "bde, run here"
 CUBE_ROOT = f"{BY_ROW}, cube roots"
@@ -254,7 +254,7 @@ def run(cell, options):
         scores = of_targets(scores, tables, mean, variance)
     if cell.model != ESTIMATOR and len(mean) > 1:
         report = pooling(y_test, mean, variance)
-        projections = np.asarray(project({"mean": mean}, jax.random.key(0)))
+        projections = _chains.projected({"mean": mean}, jax.random.key(0))
         ess = float(_chains.bulk_ess(projections).mean())
         found = {"rhat_within": float(np.median(report.within)), "rhat_between": report.between, "ess": ess}
         print(f"\n{cell.set}, {cell.model}, seed {cell.seed}\n{report}", flush=True)

@@ -24,6 +24,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
+from scipy.special import entr
 
 import _chains
 import _common
@@ -211,9 +212,9 @@ def run(cell, task):
     seconds = surrogate(task, FITTED[cell.model], cell.depth)[1] if cell.model in FITTED else 0.0
     start = time.process_time()
     (probs, shifted), costs = predict(cell, task)
-    scores = [diagnostics.accuracy, diagnostics.negative_log_likelihood, diagnostics.expected_calibration_error]
-    row = [float(score(probs=probs, labels=task.images.labels_test)) for score in scores]
-    row += [float(diagnostics.predictive_entropy(part).mean()) for part in (probs, shifted)]
+    scores = diagnostics.classification_scores(task.images.labels_test, probs)
+    row = [scores[name] for name in ("accuracy", "negative_log_likelihood", "expected_calibration_error")]
+    row += [float(entr(np.asarray(part)).sum(-1).mean()) for part in (probs, shifted)]
     return Row(*row, *map(float, costs))._replace(seconds=seconds + time.process_time() - start)
 
 

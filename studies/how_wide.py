@@ -26,7 +26,7 @@ import _common
 import _data
 from _sampling import clock, first_states, gradient_seconds, stretch_of
 from numpyro_wide import ReadoutPredictive, collapse_readout, mcmc, nn, repriorise, wide_limit
-from numpyro_wide.diagnostics import project, regression_scores
+from numpyro_wide.diagnostics import regression_scores
 from numpyro_wide.readout import readout_function, site_function
 
 FORMS = ["plain", "repriorised", "collapsed"]
@@ -164,7 +164,7 @@ def projections_of(task, plain, positions):
     flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in hidden.items()}
     mean = jax.jit(partial(jax.lax.map, readout_function(collapsed, (x, y), x_test)))(flat)
     mean = np.asarray(mean).reshape(NUM_CHAINS, -1, len(x_test))
-    return [np.asarray(project(values, jax.random.key(2))) for values in ({"function": mean}, hidden)]
+    return [_chains.projected(values, jax.random.key(2)) for values in ({"function": mean}, hidden)]
 
 
 def functions_of(cell, task, plain, model, kernel, positions):

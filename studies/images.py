@@ -127,9 +127,8 @@ def regression(rows, cross, own, labels):
 
 def scores(probs, labels):
     """Return error, NLL and calibration error of probabilities."""
-    given = {"probs": jnp.asarray(probs), "labels": labels}
-    found = 1 - diagnostics.accuracy(**given), diagnostics.negative_log_likelihood(**given)
-    return *map(float, found), float(diagnostics.expected_calibration_error(**given))
+    found = diagnostics.classification_scores(labels, jnp.asarray(probs))
+    return 1 - found["accuracy"], found["negative_log_likelihood"], found["expected_calibration_error"]
 
 
 def probabilities(mean, variance):

@@ -19,7 +19,7 @@ from numpyro.infer import MCMC, NUTS, Predictive
 import _chains
 import _common
 from numpyro_wide import ReadoutPredictive, collapse_readout, nn, repriorise
-from numpyro_wide.diagnostics import project, projected_ess
+from numpyro_wide.diagnostics import projected_ess
 from numpyro_wide.plots import plot_ess_by_width
 
 NOISE_SCALE = 0.1
@@ -118,7 +118,7 @@ def main(options):
             ess.setdefault(form, {})[width] = found
             if width == options.width:
                 accuracy, nll, probs[form] = predict(model, draws, data, test.inputs, test.targets)
-                projections = np.asarray(project(hidden, jax.random.key(0)))
+                projections = _chains.projected(hidden, jax.random.key(0))
                 row = {"model": form, "draws": projections.shape[1], "gradients": num_gradients}
                 row |= {
                     "ESS/gradient": found["mean"],

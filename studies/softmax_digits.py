@@ -113,8 +113,8 @@ def main(options):
                 # The figure's bands go down to the worst projection: a line for each form, and no crowd.
                 ess[of].setdefault(name, {})[width] = {"mean": found.mean(), "min": found.min(), "max": found.mean()}
                 row |= {f"{of}, R-hat²": diagnostics.rhat_squared(draws).max()}
-            row |= {"accuracy": float(diagnostics.accuracy(probs=probs, labels=test.targets))}
-            row |= {"NLL": float(diagnostics.negative_log_likelihood(probs=probs, labels=test.targets))}
+            scores = diagnostics.classification_scores(test.targets, probs)
+            row |= {"accuracy": scores["accuracy"], "NLL": scores["negative_log_likelihood"]}
             rows.append({**row, "seconds": time.perf_counter() - start})
 
     print(f"\nDigits, n = {options.num_train}, softmax; ESS per gradient, means over 100 projections")

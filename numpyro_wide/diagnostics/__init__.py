@@ -3,7 +3,6 @@
 from numpyro_wide.diagnostics._convergence import (
     effective_sample_size,
     function_ess,
-    project,
     projected_ess,
     random_projections,
 )
@@ -12,14 +11,11 @@ from numpyro_wide.diagnostics._effects import effects
 from numpyro_wide.diagnostics._pooling import PoolingReport as PoolingReport
 from numpyro_wide.diagnostics._pooling import pooling, rhat_squared
 from numpyro_wide.diagnostics._scores import (
-    accuracy,
     classification_scores,
     crps,
     expected_calibration_error,
     interval_coverage,
     log_predictive_density,
-    negative_log_likelihood,
-    predictive_entropy,
     probability_integral_transform,
     regression_scores,
     rmse,
@@ -34,7 +30,6 @@ from numpyro_wide.diagnostics._width import WidthRow as WidthRow
 from numpyro_wide.diagnostics._width import wide_enough
 
 __all__ = [
-    "accuracy",
     "classification_scores",
     "crps",
     "effective_sample_size",
@@ -43,11 +38,8 @@ __all__ = [
     "function_ess",
     "interval_coverage",
     "log_predictive_density",
-    "negative_log_likelihood",
     "pooling",
-    "predictive_entropy",
     "probability_integral_transform",
-    "project",
     "projected_ess",
     "random_projections",
     "regression_scores",

@@ -77,35 +77,22 @@ def _autocorrelation_time(draws: np.ndarray) -> np.ndarray:
     return 1.0 + 2.0 * np.sum(np.where(is_counted, weights * correlation, 0.0), axis=0)
 
 
-def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections: int = 100) -> Array:
-    """Project draws of the flattened weights onto random unit directions, fixed by key and site names.
-
-    Draws by site are (chain, draw, ...), such as ``mcmc.get_samples(group_by_chain=True)``, and the result is
-    (chain, draw, num_projections).
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide.diagnostics import project
-        >>> project({"w": jnp.ones((2, 50, 8, 3))}, jax.random.key(1), num_projections=5).shape
-        (2, 50, 5)
-    """
-    check_key("rng_key", rng_key, "project(samples, rng_key)")
-    _check_draws(samples)
-    return _project(samples, rng_key, sorted(samples), num_projections, 2)
-
-
 def random_projections(
     rng_key: Array, sites: Iterable[str], *, num_projections: int = 100
 ) -> Callable[[Mapping[str, Array]], Array]:
-    """Return a function that projects one draw as :func:`project` does, for :func:`~numpyro_wide.runs.reduced`.
+    """Return a function that projects one draw of flattened weights onto random unit directions.
 
-    It takes a dictionary that holds the ``sites``, projected together, and returns (num_projections,).
+    It takes a dictionary that holds the ``sites``, projected together, and returns (num_projections,). The directions
+    are fixed by key and names. For draws of chains, map it; during a run, :func:`~numpyro_wide.runs.reduced` does.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide.diagnostics import random_projections
-        >>> random_projections(jax.random.key(0), ["w"], num_projections=5)({"w": jnp.ones((8, 3)), "v": 1.0}).shape
+        >>> project = random_projections(jax.random.key(0), ["w"], num_projections=5)
+        >>> project({"w": jnp.ones((8, 3)), "v": 1.0}).shape
         (5,)
+        >>> jax.vmap(jax.vmap(project))({"w": jnp.ones((2, 50, 8, 3))}).shape  # of two chains of 50 draws
+        (2, 50, 5)
     """
     check_key("rng_key", rng_key, "random_projections(rng_key, sites)")
     names = sorted(set(as_list(sites)))
@@ -119,8 +106,9 @@ def projected_ess(
 ) -> dict[str, float]:
     """Estimate the effective sample size of random projections of the flattened weights (Hron 2022, §4).
 
-    Arguments as of :func:`project`; ``method`` is "autocorrelation" for :func:`effective_sample_size`, or a method of
-    ArviZ's ``ess``. The result is "mean", "min" and "max" over the projections.
+    Draws by site are (chain, draw, ...), such as ``mcmc.get_samples(group_by_chain=True)``. ``method`` is
+    "autocorrelation" for :func:`effective_sample_size`, or a method of ArviZ's ``ess``. The result is "mean", "min" and
+    "max" over the projections.
 
     Example:
         >>> import jax
@@ -131,7 +119,8 @@ def projected_ess(
     """
     check_key("rng_key", rng_key, "projected_ess(samples, rng_key)")
     _check_draws(samples)
-    return _mean_and_range(_project(samples, rng_key, sorted(samples), num_projections, 2), method)
+    by_draw = jax.vmap(jax.vmap(random_projections(rng_key, samples, num_projections=num_projections)))
+    return _mean_and_range(by_draw({name: jnp.asarray(draws) for name, draws in samples.items()}), method)
 
 
 def function_ess(
@@ -164,23 +153,20 @@ def function_ess(
     return _mean_and_range(jax.jit(partial(jax.lax.map, project_chain))(dict(samples)), method)
 
 
-def _project(
-    samples: Mapping[str, Any], rng_key: Array, names: list[str], num_projections: int, num_leading: int = 0
-) -> Array:
-    """Project sites, flattened after their leading axes."""
+def _project(draw: Mapping[str, Any], rng_key: Array, names: list[str], num_projections: int) -> Array:
+    """Project flattened sites."""
     whole_number("num_projections", num_projections)
-    if missing := [name for name in names if name not in samples]:
+    if missing := [name for name in names if name not in draw]:
         raise ValueError(
-            f"the sites to project must be in the draw, but {listing(missing)} is missing; it has {listing(samples)}."
+            f"the sites to project must be in the draw, but {listing(missing)} is missing; it has {listing(draw)}."
         )
-    values = [as_floats(samples[name], names=(f"the samples of {name!r}",))[0] for name in names]
-    flat = [value.reshape(*value.shape[:num_leading], -1) for value in values]
-    if not sum(value.shape[-1] for value in flat):
+    flat = [as_floats(draw[name], names=(f"the samples of {name!r}",))[0].ravel() for name in names]
+    if not sum(value.size for value in flat):
         raise ValueError("there is nothing to project: the sites hold no numbers.")
     # Constants of a compiled step.
     with jax.ensure_compile_time_eval():
         gaussians = [
-            random.normal(random.fold_in(rng_key, index), (value.shape[-1], num_projections), value.dtype)
+            random.normal(random.fold_in(rng_key, index), (value.size, num_projections), value.dtype)
             for index, value in enumerate(flat)
         ]
         norm = jnp.sqrt(sum(jnp.sum(gaussian**2, axis=0, keepdims=True) for gaussian in gaussians))

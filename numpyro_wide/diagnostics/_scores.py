@@ -168,7 +168,14 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
     r"""Compute the distance of confidence from accuracy (Huix 2022, E.3; Mathematics, :eq:`ece`).
 
     $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over equal bins of the largest probability.
-    Arguments and result as of :func:`negative_log_likelihood`; the two may be swapped.
+
+    Args:
+        probs: class probabilities, (..., n, classes), averaged over draws.
+        labels: true classes, whole numbers from 0, (n,) or (..., n); may precede the probabilities.
+        num_bins: number of bins.
+
+    Returns:
+        The error, (...); NaN under ``jit`` for a label out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -182,51 +189,6 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
     members, is_right, confidence = _binned(labels, probs, num_bins)
     gaps = jnp.einsum("...nb,...n->...b", members, is_right - confidence)
     return jnp.sum(jnp.abs(gaps), -1) / confidence.shape[-1]
-
-
-def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
-    """Compute the mean negative log probability of the true classes, in nats.
-
-    Args:
-        labels: true classes, whole numbers from 0, (n,) or (..., n).
-        probs: class probabilities, (..., n, classes), averaged over draws.
-
-    Returns:
-        The score, (...); NaN under ``jit`` for a label out of range.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide.diagnostics import negative_log_likelihood
-        >>> negative_log_likelihood(jnp.array([0, 1]), jnp.array([[0.5, 0.5], [0.1, 0.9]])).round(3)
-        Array(0.399, dtype=float32)
-    """
-    labels, probs = _checked_classes("negative_log_likelihood(labels, probs)", labels, probs)
-    return -jnp.mean(_log_prob_of_label(labels, probs), -1)
-
-
-def accuracy(labels: ArrayLike, probs: ArrayLike) -> Array:
-    """Compute the share of rows whose most probable class is true; arguments as for :func:`negative_log_likelihood`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide.diagnostics import accuracy
-        >>> accuracy(jnp.array([1, 1]), jnp.array([[0.6, 0.4], [0.1, 0.9]]))
-        Array(0.5, dtype=float32)
-    """
-    labels, probs = _checked_classes("accuracy(labels, probs)", labels, probs)
-    return jnp.mean(_is_right(labels, probs), -1)
-
-
-def predictive_entropy(probs: ArrayLike) -> Array:
-    """Compute the entropy of class probabilities (..., n, classes), in nats, (..., n) (Huix 2022, E.5).
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide.diagnostics import predictive_entropy
-        >>> predictive_entropy(jnp.array([[0.5, 0.5], [0.0, 1.0]])).round(3).tolist()
-        [0.693, 0.0]
-    """
-    return jnp.sum(jax.scipy.special.entr(_checked_probs(probs)), -1)
 
 
 def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int = 15) -> dict[str, float]:

@@ -1,6 +1,5 @@
-"""Distributions without a density, priors without a mass, and their divergence."""
+"""Distributions without a density, and their divergence."""
 
-from numpyro_wide.distributions._log_uniform import ImproperLogUniform
 from numpyro_wide.distributions._log_uniform import log_uniform_kl as log_uniform_kl
 from numpyro_wide.distributions._quasi_kl import quasi_kl as quasi_kl
 from numpyro_wide.distributions._quasi_kl import register_quasi_kl
@@ -11,6 +10,5 @@ __all__ = [
     "BernoulliDropout",
     "DegenerateNormal",
     "GaussianDropout",
-    "ImproperLogUniform",
     "register_quasi_kl",
 ]

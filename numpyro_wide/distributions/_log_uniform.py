@@ -1,15 +1,13 @@
-"""Log-uniform prior, and its KL divergence from a normal by Dawson's integral."""
+"""KL divergence of a normal from the log-uniform prior, by Dawson's integral."""
 
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any, ClassVar, NoReturn
+from typing import Any
 
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import erf
-from numpyro.distributions import constraints
 
 from numpyro_wide._checks import as_floats, check_positive
 
@@ -45,41 +43,6 @@ def dawson_potential(u: Array) -> Array:
 def polynomial(coefficients: Sequence[float], x: Array) -> Array:
     """Sum cₖ xᵏ by Horner's rule."""
     return reduce(lambda total, coefficient: total * x + coefficient, reversed(coefficients), jnp.zeros_like(x))
-
-
-class ImproperLogUniform(dist.Distribution):
-    """Improper prior $p(w) = C/|w|$ of variational Gaussian dropout.
-
-    It has no draws and no posterior (Hron 2018, Prop. 1). Use a Normal guide of
-    :func:`~numpyro_wide.autoguide.flat_prototype`, and the loss :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`.
-
-    Args:
-        batch_shape: shape of independent weights.
-        validate_args: as in NumPyro.
-
-    Example:
-        >>> from numpyro_wide.distributions import ImproperLogUniform
-        >>> ImproperLogUniform().expand([3]).to_event(1).event_shape
-        (3,)
-    """
-
-    arg_constraints: ClassVar[dict[str, Any]] = {}
-    support = constraints.real
-
-    def __init__(self, batch_shape: tuple[int, ...] = (), *, validate_args: bool | None = None):
-        super().__init__(tuple(batch_shape), (), validate_args=validate_args)
-
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> NoReturn:
-        """Refuse."""
-        raise ValueError(
-            "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has its posterior (Hron 2018, Prop. 1): "
-            "neither can be sampled. Fit a Normal guide of flat_prototype(model) with the loss "
-            "PenalizedMaximumLikelihood."
-        )
-
-    def log_prob(self, value: Any, intermediates: Any = None) -> NoReturn:
-        """Refuse."""
-        self.sample(None)
 
 
 def log_uniform_kl(loc: Any, scale: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Quasi-KL divergence, finite for singular guides and improper priors."""
+"""Quasi-KL divergence, finite for singular guides."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,6 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
 from numpyro_wide._traces import unwrap
-from numpyro_wide.distributions._log_uniform import ImproperLogUniform, log_uniform_kl
 from numpyro_wide.distributions._singular import BernoulliDropout, SingularDistribution
 
 _rules = Dispatcher("quasi_kl")
@@ -129,8 +128,3 @@ def _dropout_any(q: BernoulliDropout, p: dist.Distribution) -> Array:
 # These break ties of the rules above.
 register_quasi_kl(BernoulliDropout, dist.Normal)(_singular_normal)
 register_quasi_kl(BernoulliDropout, dist.MultivariateNormal)(_singular_multivariate_normal)
-
-
-@register_quasi_kl(dist.Normal, ImproperLogUniform)
-def _normal_log_uniform(q: dist.Normal, p: ImproperLogUniform) -> Array:
-    return log_uniform_kl(q.loc, q.scale)

@@ -34,6 +34,35 @@ class ELBOTerms(NamedTuple):
     total_ratio: Array
     num_weights: dict[str, int]
 
+    def warn_if_on_prior(self, *, tolerance: float = 0.01) -> dict[str, float]:
+        """Warn if the guide is on its prior, and return nats per weight by latent site, at the end of a monitored run.
+
+        In repriorised coordinates a guide on its prior is the posterior's wide limit, and no fault.
+
+        Args:
+            tolerance: nats per weight below which a site is on its prior.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from numpyro_wide.elbo import ELBOTerms
+            >>> kl = {"w": jnp.array(5.0)}
+            >>> ELBOTerms({"y": jnp.array(-9.0)}, kl, kl, {"w": 5 / 9}, 5 / 9, {"w": 10}).warn_if_on_prior()
+            {'w': 0.5}
+        """
+        check_positive("tolerance", tolerance)
+        terms = jax.tree.map(lambda leaf: leaf if jnp.ndim(leaf) == 0 else leaf[-1], self)
+        per_weight = {name: float(terms.kl[name]) / int(count) for name, count in terms.num_weights.items() if count}
+        on_prior = {name: value for name, value in per_weight.items() if value < tolerance}
+        if on_prior:
+            listed = ", ".join(f"{name} ({value:.2g})" for name, value in on_prior.items())
+            warnings.warn(
+                f"The guide sits on its prior at {listed}, in nats per weight, as wide mean-field guides do; temper "
+                "the KL (TemperedTraceMeanFieldELBO), or fit in repriorised coordinates.",
+                OnPriorWarning,
+                stacklevel=2,
+            )
+        return per_weight
+
 
 class MonitoredRun(NamedTuple):
     """Result of :func:`run_monitored`.
@@ -144,34 +173,3 @@ def run_monitored(
     losses, terms = jax.tree.map(lambda *leaves: jnp.stack(leaves), *evaluations)
     steps = np.arange(every, num_steps + 1, every)
     return MonitoredRun(svi.get_params(state), state, losses.reshape(-1), steps, terms)
-
-
-def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, float]:
-    """Warn if a fitted guide is on its prior, and return nats per weight by latent site.
-
-    In repriorised coordinates a guide on its prior is the posterior's wide limit, and no fault.
-
-    Args:
-        terms: result of :func:`~numpyro_wide.elbo.elbo_terms`, or the last of :func:`~numpyro_wide.elbo.run_monitored`.
-        tolerance: nats per weight below which a site is on its prior.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide.elbo import ELBOTerms, warn_if_on_prior
-        >>> kl = {"w": jnp.array(5.0)}
-        >>> warn_if_on_prior(ELBOTerms({"y": jnp.array(-9.0)}, kl, kl, {"w": 5 / 9}, 5 / 9, {"w": 10}))
-        {'w': 0.5}
-    """
-    check_positive("tolerance", tolerance)
-    terms = jax.tree.map(lambda leaf: leaf if jnp.ndim(leaf) == 0 else leaf[-1], terms)
-    per_weight = {name: float(terms.kl[name]) / int(count) for name, count in terms.num_weights.items() if count}
-    on_prior = {name: value for name, value in per_weight.items() if value < tolerance}
-    if on_prior:
-        listed = ", ".join(f"{name} ({value:.2g})" for name, value in on_prior.items())
-        warnings.warn(
-            f"The guide sits on its prior at {listed}, in nats per weight, as wide mean-field guides do; temper the KL "
-            "(TemperedTraceMeanFieldELBO), or fit in repriorised coordinates.",
-            OnPriorWarning,
-            stacklevel=2,
-        )
-    return per_weight

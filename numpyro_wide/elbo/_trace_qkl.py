@@ -1,4 +1,4 @@
-"""Quasi-KL losses: an ELBO, and penalised maximum likelihood."""
+"""Quasi-KL loss."""
 
 import warnings
 from collections.abc import Callable
@@ -13,10 +13,9 @@ from numpyro.infer.elbo import _get_log_prob_sum as log_density
 from numpyro.util import check_model_guide_match
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide._traces import unwrap, values_of_type
-from numpyro_wide.distributions._log_uniform import ImproperLogUniform
+from numpyro_wide._traces import values_of_type
 from numpyro_wide.distributions._quasi_kl import closed_quasi_kl
-from numpyro_wide.elbo._tempered import check_weight, run_pair
+from numpyro_wide.elbo._tempered import run_pair
 
 
 class TraceQKL(ELBO):
@@ -41,8 +40,6 @@ class TraceQKL(ELBO):
         >>> model = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1)
         >>> svi = SVI(model, AutoDropout(model, rate=0.1), numpyro.optim.Adam(0.01), TraceQKL())
     """
-
-    penalty_weight: Any = None  # improper priors are refused
 
     def __init__(self, num_particles: int = 1, *, vectorize_particles: bool | Callable = True, sum_sites: bool = True):
         self.sum_sites = sum_sites
@@ -79,48 +76,8 @@ class TraceQKL(ELBO):
         return terms
 
     def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
-        is_improper = isinstance(unwrap(model_site["fn"]), ImproperLogUniform)
-        if is_improper and self.penalty_weight is None:
-            raise ValueError(
-                f"The prior of site {model_site['name']!r} is improper and has no posterior (Hron 2018, Prop. 1); "
-                "use the loss PenalizedMaximumLikelihood, or a proper prior."
-            )
         try:
             value = closed_quasi_kl(guide_site["fn"], model_site["fn"])
         except NotImplementedError:
             return log_density(guide_site) - log_density(model_site)
-        total = jnp.sum(scale_and_mask(value, scale=guide_site["scale"]))
-        return self.penalty_weight * total if is_improper else total
-
-
-class PenalizedMaximumLikelihood(TraceQKL):
-    r"""Penalised maximum likelihood with the log-uniform penalty (Hron 2018, section 3.3).
-
-    Minimises $-E_q \log L + c\sum\mathrm{KL}(q\|C/|w|)$, as variational Gaussian dropout; the guide's width is no
-    uncertainty. ``penalty_weight`` is the weight c > 0 of sites with an ``ImproperLogUniform`` prior; other priors and
-    arguments are as in :class:`TraceQKL`.
-
-    Example:
-        >>> import numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_wide.autoguide import flat_prototype
-        >>> from numpyro_wide.distributions import ImproperLogUniform
-        >>> from numpyro_wide.elbo import PenalizedMaximumLikelihood
-        >>> def model(y):
-        ...     numpyro.sample("y", dist.Normal(numpyro.sample("w", ImproperLogUniform()), 1.0), obs=y)
-        >>> guide = AutoNormal(flat_prototype(model))
-        >>> svi = SVI(model, guide, numpyro.optim.Adam(0.01), PenalizedMaximumLikelihood())
-    """
-
-    def __init__(
-        self,
-        num_particles: int = 1,
-        *,
-        penalty_weight: float = 1.0,
-        vectorize_particles: bool | Callable = True,
-        sum_sites: bool = True,
-    ):
-        check_weight("penalty_weight", penalty_weight)
-        self.penalty_weight = penalty_weight
-        super().__init__(num_particles, vectorize_particles=vectorize_particles, sum_sites=sum_sites)
+        return jnp.sum(scale_and_mask(value, scale=guide_site["scale"]))

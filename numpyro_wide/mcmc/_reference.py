@@ -61,7 +61,7 @@ class Reference(NamedTuple):
         measured = [_measure(*leaf) for leaf in zip(self.window, self.moments, current, strict=True)]
         basis, mean, scale = (tuple(leaves) for leaves in zip(*measured, strict=True))
         zeros = jax.tree.map(jnp.zeros_like, self)
-        window = tuple(jnp.linalg.qr(rows.T)[0].T for rows in self.sketch)
+        window = tuple(_orthonormal(rows) for rows in self.sketch)
         return type(self)(basis, mean, scale, window, zeros.sketch, zeros.moments)
 
     def center(self, z: PyTree) -> PyTree:
@@ -119,6 +119,11 @@ def _random_directions(seed: int, num_rows: int, dtype: jnp.dtype) -> Array:
     return jnp.asarray(np.linalg.qr(noise)[0].T, dtype)
 
 
+def _orthonormal(rows: Array) -> Array:
+    """Return orthonormal rows of the same span."""
+    return jnp.ones_like(rows) if rows.size == 1 else jnp.linalg.qr(rows.T)[0].T
+
+
 def _measure(window: Array, moments: Array, current: tuple[Array, ...]) -> tuple[Array, ...]:
     """Return the directions, the mean and the deviations that fit a leaf's draws and gradients, or the current ones.
 
@@ -130,15 +135,22 @@ def _measure(window: Array, moments: Array, current: tuple[Array, ...]) -> tuple
     weight = moments[0, 0] + 1  # one draw of N(0, I) more, so that short windows have covariances
     means = moments[1:, :1] / weight
     covariances = (moments[1:, 1:] + jnp.eye(2 * rank, dtype=moments.dtype)) / weight - means @ means.T
-    # With cov(∇U) = L Lᵀ the geometric mean is L⁻ᵀ (Lᵀ cov(z) L)^½ L⁻¹.
-    root = jax.lax.linalg.cholesky(covariances[rank:, rank:], symmetrize_input=False)
-    vectors, values = jax.lax.linalg.eigh(root.T @ covariances[:rank, :rank] @ root)
-    factor = jax.lax.linalg.triangular_solve(
-        root, vectors * values[None] ** 0.25, left_side=True, lower=True, transpose_a=True
-    )
-    axes, variances = jax.lax.linalg.eigh(factor @ factor.T)
+    axes, variances = _geometric_mean(covariances[:rank, :rank], covariances[rank:, rank:])
     scale = jnp.sqrt(variances)[:, None]
     basis = axes.T @ window
     mean = window.T @ means[:rank] - basis.T @ (variances[:, None] * (axes.T @ means[rank:]))
     sound = jnp.all(jnp.isfinite(mean)) & jnp.all(jnp.isfinite(scale) & (scale > 0))
     return select(sound, (basis, mean, scale), current)
+
+
+def _geometric_mean(covariance: Array, precision: Array) -> tuple[Array, Array]:
+    """Return eigenvectors and eigenvalues of the geometric mean of a covariance and an inverse precision."""
+    if covariance.size == 1:  # biases and scalars, most leaves of many models: not worth compiling LAPACK's calls
+        return jnp.ones_like(covariance), jnp.sqrt(covariance / precision)[0]
+    # With the precision L Lᵀ it is L⁻ᵀ (Lᵀ covariance L)^½ L⁻¹.
+    root = jax.lax.linalg.cholesky(precision, symmetrize_input=False)
+    vectors, values = jax.lax.linalg.eigh(root.T @ covariance @ root)
+    factor = jax.lax.linalg.triangular_solve(
+        root, vectors * values[None] ** 0.25, left_side=True, lower=True, transpose_a=True
+    )
+    return jax.lax.linalg.eigh(factor @ factor.T)

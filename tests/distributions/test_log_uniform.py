@@ -1,18 +1,12 @@
-"""The log-uniform penalty against SciPy, and what its prior refuses."""
+"""The log-uniform penalty against SciPy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 import scipy.special
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
-from numpyro_wide.autoguide import flat_prototype
-from numpyro_wide.distributions import ImproperLogUniform, log_uniform_kl, quasi_kl
-from numpyro_wide.elbo import PenalizedMaximumLikelihood, TraceQKL
+from numpyro_wide import log_uniform_kl
 
 
 def grid():
@@ -84,66 +78,3 @@ def test_extremes_and_higher_derivatives(x64):
     for u in (0.3, 2.0, 50.0):
         # dg/du = ((1 − 2u g) − g) / 2u
         np.testing.assert_allclose(curvature(u), (1 - 2 * u * slope(u) - slope(u)) / (2 * u), rtol=1e-6)
-
-
-def test_broadcasting_and_quasi_kl():
-    loc, scale = jnp.arange(6.0).reshape(2, 3), jnp.array([1.0, 2.0, 3.0])
-    prior = ImproperLogUniform().expand([3]).to_event(1)
-    rows = quasi_kl(dist.Normal(loc, scale).to_event(1), prior)
-    np.testing.assert_allclose(rows, log_uniform_kl(loc, scale).sum(-1), rtol=1e-6)
-    assert prior.event_shape == (3,)
-    assert prior.batch_shape == ()
-
-
-def model(x, y=None):
-    w = numpyro.sample("w", ImproperLogUniform().expand([2]).to_event(1))
-    with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
-
-
-@pytest.fixture
-def data():
-    x = jax.random.normal(jax.random.key(1), (50, 2))
-    return x, x @ jnp.array([1.5, 0.0]) + 0.5 * jax.random.normal(jax.random.key(2), (50,))
-
-
-def test_sampling_and_map_are_refused(data):
-    with pytest.raises(ValueError, match=r"Prop\. 1"):
-        MCMC(NUTS(model), num_warmup=1, num_samples=1).run(jax.random.key(0), *data)
-    with pytest.raises(ValueError, match=r"Prop\. 1"):
-        numpyro.handlers.seed(AutoDelta(model), 0)(*data)
-    optim = numpyro.optim.Adam(0.01)
-    for guide, loss in (
-        (AutoDelta(flat_prototype(model)), Trace_ELBO()),
-        (AutoDelta(flat_prototype(model)), PenalizedMaximumLikelihood()),
-        (AutoNormal(flat_prototype(model)), TraceMeanField_ELBO()),
-        (AutoNormal(flat_prototype(model)), TraceQKL()),
-    ):
-        with pytest.raises(ValueError, match=r"PenalizedMaximumLikelihood"):
-            SVI(model, guide, optim, loss).run(jax.random.key(0), 1, *data, progress_bar=False)
-    with pytest.raises(ValueError, match="sampled"):
-        Predictive(model, num_samples=1)(jax.random.key(0), data[0])
-
-
-def test_penalised_likelihood_loss(data):
-    weight = 3.0
-    guide = AutoNormal(flat_prototype(model))
-    svi = SVI(model, guide, numpyro.optim.Adam(0.02), PenalizedMaximumLikelihood(penalty_weight=weight))
-    state = svi.init(jax.random.key(0), *data)
-    params = svi.get_params(state)
-    loc, scale = params["w_auto_loc"], params["w_auto_scale"]
-    by_site = PenalizedMaximumLikelihood(penalty_weight=weight, sum_sites=False).loss(
-        jax.random.key(3), params, model, guide, *data
-    )
-    np.testing.assert_allclose(by_site["w"], weight * log_uniform_kl(loc, scale).sum(), rtol=1e-6)
-    fit = svi.run(jax.random.key(0), 600, *data, progress_bar=False)
-    loc = fit.params["w_auto_loc"]
-    assert abs(loc[0] - 1.5) < 0.25
-    # The weight that does nothing is shrunk below the least-squares estimate's size.
-    least_squares = jnp.linalg.lstsq(*data)[0]
-    assert abs(loc[1]) < abs(least_squares[1])
-
-
-def test_penalty_weight_is_checked():
-    with pytest.raises(ValueError, match="penalty_weight"):
-        PenalizedMaximumLikelihood(penalty_weight=0.0)

@@ -17,7 +17,6 @@ from numpyro_wide.elbo import (
     elbo_terms,
     mean_field_bound,
     run_monitored,
-    warn_if_on_prior,
 )
 from tests.marks import parametrize
 
@@ -165,18 +164,18 @@ def test_a_guide_on_its_prior_obeys_the_bound_and_is_warned_about():
     assert np.all(np.abs(mean) <= mean_field_bound(X, Y, X, width))
     assert np.abs(mean).max() < 0.2 < np.abs(Y).max()
     with pytest.warns(OnPriorWarning, match="sits on its prior"):
-        nats = warn_if_on_prior(elbo_terms(svi, fit.state, X, Y), tolerance=0.05)
+        nats = elbo_terms(svi, fit.state, X, Y).warn_if_on_prior(tolerance=0.05)
     assert set(nats) == {"w", "b", "v"}
 
 
 def test_nats_per_weight():
     kl = {"hidden": jnp.array(40.0), "readout": jnp.array(0.3)}
     terms = ELBOTerms({"y": jnp.array(-5.0)}, kl, kl, kl, jnp.array(1.0), {"hidden": 100, "readout": 10})
-    assert warn_if_on_prior(terms)["hidden"] == pytest.approx(0.4)
+    assert terms.warn_if_on_prior()["hidden"] == pytest.approx(0.4)
     with pytest.warns(OnPriorWarning, match=r"at readout \(0.03\), in nats"):
-        warn_if_on_prior(terms, tolerance=0.05)
+        terms.warn_if_on_prior(tolerance=0.05)
     looks = jax.tree.map(lambda leaf: jnp.stack([10 * jnp.asarray(leaf), jnp.asarray(leaf)]), terms)
     looks = looks._replace(num_weights=jax.tree.map(lambda count: jnp.array([count, count]), terms.num_weights))
-    assert warn_if_on_prior(looks) == warn_if_on_prior(terms)  # the last look of a monitored run
+    assert looks.warn_if_on_prior() == terms.warn_if_on_prior()  # the last look of a monitored run
     with pytest.raises(ValueError, match="tolerance"):
-        warn_if_on_prior(terms, tolerance=0.0)
+        terms.warn_if_on_prior(tolerance=0.0)

@@ -13,7 +13,6 @@ from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
 from numpyro_wide.diagnostics import (
     function_ess,
-    project,
     projected_ess,
     random_projections,
 )
@@ -64,7 +63,8 @@ def stored():
 def test_projections_and_function_values_are_those_of_the_full_draws(stored):
     assert set(stored) == {"hidden", "w", "scale", "function", *FUNCTIONS}
     weights = {name: stored[name] for name in ("hidden", "w")}
-    expected = project(weights, KEY, num_projections=7)
+    project = random_projections(KEY, weights, num_projections=7)
+    expected = jax.vmap(jax.vmap(project))(weights)
     np.testing.assert_allclose(stored["projections"], expected, rtol=1e-4, atol=1e-5)
     latent = {**weights, "scale": stored["scale"]}
     predictions = Predictive(network, latent, batch_ndims=2, return_sites=["function"])(KEY, X_TEST)["function"]
@@ -88,7 +88,7 @@ def test_a_reduced_run_stores_no_weights_resumes_and_shows_the_kernel_s_diagnost
     mcmc.run(mcmc.last_state.rng_key, *small_data(10))
     state = mcmc.last_state
     last = {"hidden": state.z["hidden"], "scale": jnp.exp(state.z["scale"])}
-    expected = project({name: value[None, None] for name, value in last.items()}, KEY)[0, 0]
+    expected = random_projections(KEY, last)(last)
     np.testing.assert_allclose(mcmc.get_samples()["along"][-1], expected, rtol=1e-4, atol=1e-5)
     assert kernel.get_diagnostics_str(state) == kernel_class(COLLAPSED).get_diagnostics_str(state)
 
