@@ -90,6 +90,23 @@ def learnt(potential_fn, first, num_warmup=200):
     return mean, root @ root, state
 
 
+@pytest.mark.fault("mcmc/_reference.py", "jnp.sqrt(covariance / precision)[0]", "(covariance / precision)[0]")
+@pytest.mark.usefixtures("x64")
+def test_draws_and_gradients_of_a_gaussian_give_its_mean_and_its_deviation():
+    """Of a scalar by a closed form, and of rows by eigenvectors."""
+    deviations = {"rows": np.array([0.2, 3.0]), "scalar": np.array(0.3)}
+    reference = Reference.start(deviations)
+    for seed in range(300):
+        noise = np.random.default_rng(seed).normal(size=(3,))
+        z = {"rows": 1.5 + deviations["rows"] * noise[:2], "scalar": 1.5 + deviations["scalar"] * noise[2]}
+        slope = {name: (z[name] - 1.5) / deviations[name] ** 2 for name in z}
+        reference = jax.jit(Reference.count_draw)(reference, Point(z, jnp.zeros(()), slope))
+    for leaf, deviation in enumerate(deviations.values()):
+        mean, root = dense(reference.close(), leaf)
+        np.testing.assert_allclose(mean, 1.5, rtol=0.05)
+        np.testing.assert_allclose(root, np.diag(np.atleast_1d(deviation)), rtol=0.05, atol=0.03)
+
+
 def stiff_in_two_directions(num_rows):
     """Covariance of one unit: 0.05 and 0.3 along two oblique directions, 1 elsewhere; and a mean along both."""
     directions = np.linalg.qr(np.random.default_rng(1).normal(size=(num_rows, 2)))[0]
