@@ -25,7 +25,8 @@ SMALLER = {
 
 
 def test_none_is_forgotten():
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SMALLER)
+    others = {"botorch_surrogate.py"}  # test_botorch.py, where PyTorch is installed
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SMALLER) | others
 
 
 @pytest.mark.parametrize("name", SMALLER)

@@ -107,7 +107,7 @@ class AdditiveProblem(ScaleProblem):
             medians,
             np.concatenate(spreads),
             by_entry,
-            block,
+            block=block,
         )
 
     def __getitem__(self, rows: np.ndarray) -> "AdditiveProblem":

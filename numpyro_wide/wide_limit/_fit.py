@@ -4,7 +4,7 @@ import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpyro_wide._checks import (
     check_finite,
     check_known,
     check_one_of,
+    check_positive,
     column_deviations,
     listing,
     progress,
@@ -151,6 +152,7 @@ def fit(
     structure: str | Sequence[str] = "dense",
     order: int | Sequence[int] | None = None,
     network: Any = None,
+    noise_scale: float | None = None,
     activation: Activation | Sequence[Activation] | None = None,
     depth: int | Sequence[int] | None = None,
     input_scale: bool | Sequence[bool] | None = None,
@@ -198,6 +200,8 @@ def fit(
         network: an :class:`~numpyro_wide.nn.FCN`, :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`
             or one of a registered kernel, or several to compare, instead of ``activation`` and ``depth``; its
             ``w_std``, ``b_std`` and ``readout_w_std`` are fitted.
+        noise_scale: standard deviation of a normal likelihood's noise, if it is known, such as a hundredth of the
+            targets' for a simulator without noise; None to fit it.
         activation: an activation of :func:`fcn_kernel`, or several to compare; "erf" by default, of codes
             ``("erf", "relu")``.
         depth: number of hidden layers, at least 1, or several to compare; 1 by default, of codes ``(1, 3)``.
@@ -247,6 +251,11 @@ def fit(
     check_one_of("scales", scales, ("mode", "integrated"))
     if scales == "integrated" and not is_normal:
         raise ValueError(f"scales are integrated over with a normal likelihood only, not {likelihood!r}; take 'mode'.")
+    if noise_scale is not None:
+        refuse_foreign(["noise_scale"], ["noise_scale"] * is_normal, likelihood)
+        check_positive("noise_scale", noise_scale)
+        if np.ndim(noise_scale):
+            raise ValueError(f"noise_scale must be one number for all rows, but has shape {np.shape(noise_scale)}.")
     names = ("num_classes", "total_count", "concentration", "df", "scale")
     parameters = {name: arguments[name] for name in names if arguments[name] is not None}
     has_offset = bool(np.any(np.asarray(offset) != 0))
@@ -285,7 +294,8 @@ def fit(
             size = 1.0
         else:
             size = observations.size if observations else float(np.sqrt(np.mean(targets**2))) or 1.0
-        options: dict[str, Any] = {"inputs": inputs, "size": size, "has_noise": is_normal or is_of_codes}
+        has_noise = is_of_codes or (is_normal and noise_scale is None)
+        options: dict[str, Any] = {"inputs": inputs, "size": size, "has_noise": has_noise}
         options["relevance"] = RELEVANCE if is_of_codes else 1.0
         if network is None:
             problems = _problems(structures, _several(activation), depth, order, by_column, options)
@@ -298,6 +308,8 @@ def fit(
             raise ValueError("there is no architecture to fit; give one structure, activation, depth and input_scale.")
         if is_of_classes and not all(problem.takes_labels for problem in problems):
             raise ValueError("additive networks are fitted to numbers, not to labels; pass structure='dense'.")
+        if noise_scale is not None:
+            problems = [replace(problem, known_noise=float(noise_scale)) for problem in problems]
         data: dict[str, Any] = {"inputs": inputs, "targets": targets}
         data |= {"likelihood": likelihood, "parameters": parameters}
         queue = _with_progress(problems, progress_bar)

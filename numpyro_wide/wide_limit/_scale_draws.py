@@ -68,7 +68,7 @@ class ScalePosterior:
         problem, logarithms = self.problem, self.logarithms(coordinates)
         by_name = problem.split(logarithms)
         scales: dict[str, Any] = {name: problem.medians[name] * jnp.exp(log) for name, log in by_name.items()}
-        noise_scale = scales.pop("noise_scale")
+        noise_scale = scales.pop("noise_scale", problem.known_noise)
         if problem.network is None:
             gram, _ = fcn_kernel(problem.depth, problem.activation, **scales)(problem.inputs)
         else:

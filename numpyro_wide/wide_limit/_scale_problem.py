@@ -35,6 +35,7 @@ class ScaleProblem:
     medians: dict[str, np.ndarray]  # of the scales a priori; of w_std by layer
     spreads: np.ndarray  # of the logarithms, one by one
     by_entry: tuple[str, ...] = ("input_scale",)  # scales with a logarithm of each number; others have one for all
+    known_noise: float | None = None  # instead of a fitted "noise_scale"
     takes_labels: ClassVar[bool] = True
 
     @staticmethod
@@ -116,14 +117,14 @@ class ScaleProblem:
         return nngp_by_tiles(self.activation, scales, self.inputs)[0]
 
     def covariance(self, logarithms: np.ndarray) -> np.ndarray:
-        """Return the kernel with the noise, where that is fitted."""
+        """Return the kernel with the noise, where there is one."""
         gram = self.gram(logarithms)
         gram.flat[:: len(gram) + 1] += self.noise_variance(logarithms)
         return gram
 
     def noise_variance(self, logarithms: np.ndarray) -> float:
-        """Return the variance of the noise, zero where none is fitted."""
-        return float(self.scales(logarithms).get("noise_scale", 0.0)) ** 2
+        """Return the variance of the noise, zero where there is none."""
+        return float(self.scales(logarithms).get("noise_scale", self.known_noise or 0.0)) ** 2
 
     def pull_back(self, logarithms: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Return a derivative by the logarithms, from that by the symmetric covariance, (n, n)."""
@@ -141,7 +142,7 @@ class ScaleProblem:
     def fields(self, scales: dict[str, Any], errors: np.ndarray) -> dict[str, Any]:
         """Return what a fit says of its network."""
         scales = {name: value if np.ndim(value) else float(value) for name, value in scales.items()}
-        noise_scale = scales.pop("noise_scale", None)
+        noise_scale = scales.pop("noise_scale", self.known_noise)
         return {
             "activation": self.activation,
             "depth": self.depth,

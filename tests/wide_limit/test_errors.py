@@ -154,6 +154,13 @@ CASES = [
     Case("fit: unknown likelihood", lambda: wide_limit.fit(X, Y, likelihood="softmax"), "likelihood must be one of"),
     Case("fit: no trials", lambda: wide_limit.fit(X, Y > 0, likelihood="binomial"), "needs 'total_count'"),
     Case("fit: classes of numbers", lambda: wide_limit.fit(X, Y, num_classes=2), "'num_classes' must not be given"),
+    Case("fit: noise", lambda: wide_limit.fit(X, Y, noise_scale=0.0), "noise_scale must be positive"),
+    Case("fit: noise by row", lambda: wide_limit.fit(X, Y, noise_scale=np.ones(len(X))), "must be one number for all"),
+    Case(
+        "fit: noise of counts",
+        lambda: wide_limit.fit(X, np.ones(len(X)), likelihood="poisson", noise_scale=0.1),
+        "'noise_scale' must not be given",
+    ),
     Case("fit: an offset of numbers", lambda: wide_limit.fit(X, Y, offset=1.0), "'offset' must not be given"),
     Case(
         "fit: a structure of labels",

@@ -159,6 +159,25 @@ def test_predictions_are_the_dense_posterior(found):
     np.testing.assert_allclose(of_observations, np.diagonal(covariance) + found.noise_scale**2, rtol=1e-5)
 
 
+@pytest.mark.fault("wide_limit/_scale_problem.py", "self.known_noise or 0.0", "0.0")
+@pytest.mark.parametrize("structure", ["dense", "additive"])
+def test_a_noise_that_is_known_is_not_fitted(structure):
+    options = {"structure": structure, "num_restarts": 1, "num_rows": 40, "progress_bar": False}
+    fit = wide_limit.fit(X, Y, noise_scale=0.05, scales="integrated", **options)
+    assert fit.noise_scale == 0.05 and "noise_scale" not in fit.standard_errors
+    assert {draw.noise_scale for draw in fit.draws} == {0.05}
+    at_mode = replace(fit, draws=())
+    with double_precision():
+        expected = gp_log_evidence(jnp.asarray(at_mode.nngp(X)), Y, 0.05)
+    np.testing.assert_allclose(fit.log_evidence, expected, rtol=1e-6)
+    # Scales for a noise that is twice as large as the data's are not the best ones.
+    other = wide_limit.fit(X, Y, noise_scale=0.2, **options)
+    with double_precision():
+        assert fit.log_evidence > gp_log_evidence(jnp.asarray(other.nngp(X)), Y, 0.05)
+    _, variance = at_mode.predict(X_NEW)
+    np.testing.assert_allclose(at_mode.predict(X_NEW, with_noise=True)[1] - variance, 0.05**2, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_the_noise_of_simulated_data_is_found():
     # A draw of the process itself: log noise within three of its standard errors.

@@ -1,5 +1,7 @@
 """Scales integrated over, against dense quadrature of the evidence and the prior in NumPy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -85,22 +87,27 @@ def test_the_mixture_is_that_of_the_quadrature(bound, quadrature, monkeypatch):
         assert max(np.max(value) for value in fit.rhat.values()) < 1.05
 
 
-def posterior(network=None):
-    options = {"inputs": X, "size": SIZE, "by_input": False, "has_noise": True}
+def posterior(network=None, noise_scale=None):
+    options = {"inputs": X, "size": SIZE, "by_input": False, "has_noise": noise_scale is None}
     with double_precision():
         problem = (
             ScaleProblem.of("erf", 1, **options)
             if network is None
             else problem_type(network).of_network(network, **options)
         )
+        problem = replace(problem, known_noise=noise_scale)
         mode = np.zeros(len(problem.spreads))
         return ScalePosterior(problem, Y, mode, hessian(Evidence(problem, Y), mode)[1])
 
 
 @pytest.mark.fault("wide_limit/_scale_draws.py", "return prior - gp_log_evidence(", "return -gp_log_evidence(")
+@pytest.mark.fault(
+    "wide_limit/_scale_draws.py", 'scales.pop("noise_scale", problem.known_noise)', "problem.known_noise"
+)
+@pytest.mark.parametrize("noise_scale", [None, 0.2])
 @pytest.mark.parametrize("network", [None, FCN(1, 1, "erf"), AdditiveNetwork(1, 1)], ids=["none", "dense", "additive"])
-def test_the_traced_density_is_that_of_numpy(network, x64):
-    at = posterior(network)
+def test_the_traced_density_is_that_of_numpy(network, noise_scale, x64):
+    at = posterior(network, noise_scale)
     place = RNG.normal(size=len(at.center))
     np.testing.assert_allclose(at.potential(place), -at.log_density(at.logarithms(place)), rtol=1e-9)
 
