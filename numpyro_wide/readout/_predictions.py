@@ -33,6 +33,7 @@ from numpyro_wide.readout._transform import weights_of_run
 Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model
 Results: TypeAlias = tuple[Any, Any]  # of all draws, and by draw whether they are finite
 # (fit, new, readout's posterior) -> log densities, and whether their moments are finite
+Method: TypeAlias = Callable[["PredictionInputs"], Results]  # of a predictor
 Density: TypeAlias = Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]]
 
 

@@ -47,7 +47,7 @@ from numpyro_wide.readout._model import (
     first_draw,
     refuse_other_readout,
 )
-from numpyro_wide.readout._predictions import Call, Integrated, PredictionInputs, Results, ThroughWeights
+from numpyro_wide.readout._predictions import Call, Integrated, Method, PredictionInputs, Results, ThroughWeights
 
 # Names that predictions are given under, besides that of the observed site.
 NAMES = ("mean", "variance", "predictive_variance", "noise_scale", "probs")
@@ -209,20 +209,19 @@ class ReadoutPredictive:
         Where it cannot be integrated out, return the draws' own.
         """
         check_key("rng_key", rng_key, "predictive.readout(rng_key)")
-        return self._run("readouts", rng_key=rng_key)
+        return self._run(self._predictor.readouts, rng_key=rng_key)
 
     def __call__(self, rng_key: Array, *args: Any, **kwargs: Any) -> Draws:
         """Predict at other inputs."""
         check_key("rng_key", rng_key, "predictive(rng_key, x_new)")
-        return self._run("predictions", (args, kwargs), rng_key)
+        return self._run(self._predictor.predictions, (args, kwargs), rng_key)
 
     def moments(self, *args: Any, **kwargs: Any) -> Draws:
         """Predict at other inputs without drawing observations: mean, variances and noise of each draw's Gaussian.
 
         Where the readout is not integrated out, a ``ValueError``.
         """
-        self._refuse_unless_integrated("call predictive(rng_key, x_new)")
-        return self._run("moments", (args, kwargs))
+        return self._run(self._integrated("call predictive(rng_key, x_new)").moments, (args, kwargs))
 
     def summary(
         self,
@@ -277,7 +276,7 @@ class ReadoutPredictive:
             *args: arguments of the model, observations included, such as ``(x_test, y_test)``.
             **kwargs: its keyword arguments.
         """
-        return self._log_average("log_densities", (args, kwargs))
+        return self._log_average(self._predictor.log_densities, (args, kwargs))
 
     def joint_log_density(self, *args: Any, **kwargs: Any) -> Array:
         r"""Return the log predictive density of all rows together, the conditional log evidence $\log p(D_2 | D_1)$.
@@ -287,7 +286,7 @@ class ReadoutPredictive:
         2022). Under many rows few draws dominate the average, and the estimate is too low. Arguments are those of
         :meth:`log_density`.
         """
-        return self._log_average("joint_log_densities", (args, kwargs))[0]
+        return self._log_average(self._predictor.joint_log_densities, (args, kwargs))[0]
 
     def log_evidence(self) -> Array:
         r"""Return the log evidence of the fit's observations at each draw of the other sites, (draws,).
@@ -295,8 +294,7 @@ class ReadoutPredictive:
         $\log N(Y; \text{loc}, \Psi \Psi^\top + \sigma^2 I)$ (Mathematics, :eq:`evidence`), in nats. Where the readout
         is not integrated out, a ``ValueError``.
         """
-        self._refuse_unless_integrated("estimate its evidence with numpyro_wide.model_evidence")
-        return self._run("log_evidences")
+        return self._run(self._integrated("estimate its evidence with numpyro_wide.model_evidence").log_evidences)
 
     def leave_one_out(self) -> tuple[Array, Array]:
         """Predict each row of the fit from all others, in closed form at each draw (Mathematics, :eq:`left-out`).
@@ -308,14 +306,14 @@ class ReadoutPredictive:
             Mean and variance, noise included, (draws, n) or (draws, n, k) each. Where the readout is not integrated
             out, a ``ValueError``.
         """
-        self._refuse_unless_integrated("leave one out by arviz.loo, of diagnostics.to_arviz(..., log_likelihood=True)")
-        return self._run("left_out")
+        remedy = "leave one out by arviz.loo, of diagnostics.to_arviz(..., log_likelihood=True)"
+        return self._run(self._integrated(remedy).left_out)
 
-    def _refuse_unless_integrated(self, remedy: str) -> None:
-        if not self.is_integrated:
-            raise ValueError(
-                f"the readout is not integrated out of this model, whose likelihood is not Normal; {remedy}."
-            )
+    def _integrated(self, remedy: str) -> Integrated:
+        """Return the predictor of a readout that is integrated out."""
+        if isinstance(self._predictor, Integrated):
+            return self._predictor
+        raise ValueError(f"the readout is not integrated out of this model, whose likelihood is not Normal; {remedy}.")
 
     def _choose_predictor(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
         """Return the predictor, after the shapes of the fit's run where the readout is integrated out."""
@@ -366,7 +364,7 @@ class ReadoutPredictive:
             )
 
     def _run(
-        self, method: str, test: Call | None = None, rng_key: Array | None = None, *, is_average: bool = False
+        self, method: Method, test: Call | None = None, rng_key: Array | None = None, *, is_average: bool = False
     ) -> Any:
         """Run one prediction method over all draws, in the caller's precision; raise if a result is not finite."""
 
@@ -402,17 +400,18 @@ class ReadoutPredictive:
             return results
         return compute()
 
-    def _checked(self, method: str, results: Any, is_finite: Any, test: Call | None, *, is_average: bool) -> Any:
+    def _checked(self, method: Method, results: Any, is_finite: Any, test: Call | None, *, is_average: bool) -> Any:
         """Return results whose draws are finite, or NaN where that is not known."""
         if is_known(is_finite):
             if not np.all(is_finite) and self.is_integrated:
                 self._refuse_wrong(int(np.argmin(is_finite)), test)
-            _refuse_nonfinite("predictions" if test is not None else method.replace("_", " "), np.asarray(is_finite))
+            subject = "predictions" if test is not None else method.__name__.replace("_", " ")
+            _refuse_nonfinite(subject, np.asarray(is_finite))
         elif is_average:  # under a transformation nothing can be raised
             results = jnp.where(jnp.all(is_finite), results, jnp.nan)
         return results
 
-    def _results(self, method: str, test: Call | None, rng_key: Array | None, *, is_average: bool) -> Results:
+    def _results(self, method: Method, test: Call | None, rng_key: Array | None, *, is_average: bool) -> Results:
         """Return the results of all draws; those of blocks of memory-mapped ones on the host."""
         if test is not None:
             refuse_frames(*test)
@@ -437,12 +436,12 @@ class ReadoutPredictive:
             results = jax.tree.map(lambda *blocks: np.concatenate(blocks), *by_block)
         return results, np.concatenate(is_finite)
 
-    def _computed(self, method: str, data: PredictionInputs) -> Results:
+    def _computed(self, method: Method, data: PredictionInputs) -> Results:
         """Run a method as a program, traced once for types and for all inputs but arrays."""
         arrays, join = split(data)
         static, structure = jax.tree.flatten(join([Array] * len(arrays)))
-        key = method, structure, *map(cache_key, static)
-        compute = self._functions.setdefault(key, lambda arrays: getattr(self._predictor, method)(join(arrays)))
+        key = method.__name__, structure, *map(cache_key, static)
+        compute = self._functions.setdefault(key, lambda arrays: method(join(arrays)))
         return run_program(compute, arrays)
 
     def _is_kept(self) -> bool:
@@ -458,11 +457,12 @@ class ReadoutPredictive:
         posteriors = []
         for index in late_progress(range(self.num_draws), shown=self._progress_bar, desc="sums over rows, by draw"):
             draw = {name: values[index : index + 1] for name, values in self.draws.items()}
-            posterior, _ = self._computed("posteriors", PredictionInputs(draw, self._params, self._fit))
+            inputs = PredictionInputs(draw, self._params, self._fit)
+            posterior, _ = self._computed(self._integrated("").posteriors, inputs)
             posteriors.append(jax.block_until_ready(posterior))
         return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *posteriors)
 
-    def _log_average(self, method: str, test: Call) -> Array:
+    def _log_average(self, method: Method, test: Call) -> Array:
         """Return log densities, NaN under a transformation where a draw is not finite; without NaN elsewhere."""
         log_densities = self._run(method, test, is_average=True)
         check_no_nan(f"the observations of site {self._predictor.observed!r}", log_densities.squeeze())
