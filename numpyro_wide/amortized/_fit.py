@@ -38,7 +38,7 @@ _WIDTH, _WIDER = 128, 256
 _DECAY, _OTHER_DECAYS = 1.0, (0.1, 10.0)
 _NUM_CYCLES = 4
 _NUM_MEMBERS = 3
-_NUM_KEPT = 2  # settings of the second cycle; those after it are of one
+_NUM_KEPT = 3  # settings of the second cycle, as less weight decay pays late; those after it are of one
 _NUM_EVALUATIONS = 8  # of the held-out loss, in the first cycle
 _SMALLEST_GAIN = 0.003  # nats that a cycle must bring for the next one to be worth its steps
 _NUM_EMULATED = 30  # for each simulation
@@ -126,7 +126,7 @@ def fit(
 
     Families, weight decays, both factors of joint normals and two widths are raced. The learning rate falls along a
     cosine in cycles, each twice as long as the one before (Loshchilov and Hutter 2017). The first is of all families,
-    and of other settings of the best one; the best two go on, then one, and all ends where a cycle brings nothing.
+    and of other settings of the best one; the best three go on, then one, and all ends where a cycle brings nothing.
     The best setting is trained from other seeds, too, and guides are joined, as a mixture or by the mean of what their
     networks compute, where that is better than one.
 
