@@ -145,7 +145,7 @@ def fit(
         encoder: flax module as of :class:`~numpyro_wide.autoguide.AutoAmortized`.
         emulate: whether to add simulations by a network that learns the simulator, if that lowers the loss. It assumes
             that data given the latents are nearly normal, positive data on a logarithmic scale, counts by their roots.
-        num_steps: most steps of all trainings together; "auto" is about 270 √n of n simulations.
+        num_steps: most steps of all trainings together; "auto" is about 280 √n of n simulations.
         seconds: time after which no further training starts.
         progress_bar: whether to show a bar.
 
