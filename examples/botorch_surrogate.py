@@ -34,6 +34,11 @@ AT_ONCE = 16  # points of a call of the compiled program
 JITTER = 1e-8  # of the prior variance, that BoTorch may factorise covariances
 
 
+def standardised(points):
+    """Return points of the unit cube as the additive network's law has them, with mean 0 and variance 1."""
+    return (2 * points - 1) * 3**0.5
+
+
 @cache
 def programs(network):
     """Return the posterior's moments as a function of points (b, q, d), and their pullback, compiled."""
@@ -44,6 +49,7 @@ def programs(network):
         root = jnp.linalg.cholesky(gram + jnp.diag(jnp.where(is_row, noise_scale**2, 1.0)))
 
         def at(points):
+            points = standardised(points)
             cross = jnp.where(is_row, kernel.nngp(points, inputs), 0.0)
             white = jax.scipy.linalg.solve_triangular(root, cross.T, lower=True)
             prior = kernel.nngp(points)
@@ -52,8 +58,8 @@ def programs(network):
 
         return jax.vmap(at)(points)
 
-    def pull_back(points, slopes, *given):
-        return jax.vjp(lambda points: moments(points, *given), points)[1](slopes)[0]
+    def pull_back(points, mean, covariance, *given):
+        return jax.vjp(lambda points: moments(points, *given), points)[1]((mean, covariance))
 
     return jax.jit(moments), jax.jit(pull_back)
 
@@ -66,14 +72,14 @@ class Moments(torch.autograd.Function):
         """Compute both by JAX."""
         ctx.save_for_backward(points)
         ctx.model = model
-        mean, covariance = model.by_blocks(0, points.numpy())
+        mean, covariance = model.by_blocks(model.moments, points.numpy())
         return torch.from_numpy(mean), torch.from_numpy(covariance)
 
     @staticmethod
     def backward(ctx, mean, covariance):
         """Pull slopes back to the points."""
         (points,) = ctx.saved_tensors
-        (slope,) = ctx.model.by_blocks(1, points.numpy(), mean.numpy(), covariance.numpy())
+        (slope,) = ctx.model.by_blocks(ctx.model.pull_back, points.numpy(), mean.numpy(), covariance.numpy())
         return torch.from_numpy(slope), None
 
 
@@ -90,7 +96,7 @@ class WideLimit(Model):
 
     def __init__(self, train_X, train_Y, capacity):
         super().__init__()
-        x, y = self.standardised(train_X.numpy()), train_Y.numpy()[:, 0]
+        x, y = standardised(train_X.numpy()), train_Y.numpy()[:, 0]
         self.shift, self.size = y.mean(), y.std() or 1.0
         dense = FCN(depth=1, width=1, activation="erf")
         additive = AdditiveNetwork(order=min(2, x.shape[1]), width=1, law="uniform")
@@ -100,27 +106,20 @@ class WideLimit(Model):
             options = {"noise_scale": NOISE, "num_restarts": 1, "progress_bar": False}
             fits = [wide_limit.fit(x, y, **form, **options) for _, form in forms]
         best = int(np.argmax([fit.table[0]["log_marginal"] for fit in fits]))
-        self.fit, self.programs, padding = fits[best], programs(forms[best][0]), capacity - len(x)
-        is_row = np.arange(capacity) < len(x)
+        self.fit, (self.moments, self.pull_back) = fits[best], programs(forms[best][0])
+        padding, is_row = capacity - len(x), np.arange(capacity) < len(x)
         rows = np.pad(x, ((0, padding), (0, 0))), np.pad(self.fit.targets, (0, padding)), is_row
         self.given = jax.tree.map(np.asarray, (self.fit.scales, self.fit.noise_scale, *rows))
 
-    @staticmethod
-    def standardised(points):
-        """Return points of the unit cube as the additive network's law has them, with mean 0 and variance 1."""
-        return (2 * points - 1) * 3**0.5
-
-    def by_blocks(self, which, points, *slopes):
-        """Run the program of moments, or their pullback, on some points at a time."""
-        points, blocks = self.standardised(points), []
+    def by_blocks(self, program, *arrays):
+        """Run a program on some points, and what belongs to them, at a time."""
+        blocks = []
         with jax.enable_x64(True):
-            for start in range(0, len(points), AT_ONCE):
-                block = [array[start : start + AT_ONCE] for array in (points, *slopes)]
-                size = len(block[0])
-                block = [np.resize(array, (AT_ONCE, *array.shape[1:])) for array in block]
-                found = self.programs[which](block[0], *([tuple(block[1:])] if slopes else []), *self.given)
-                blocks.append([np.array(array)[:size] for array in (found if which == 0 else (found * 2 * 3**0.5,))])
-        return [np.concatenate(arrays) for arrays in zip(*blocks, strict=True)]
+            for start in range(0, len(arrays[0]), AT_ONCE):
+                block = [array[start : start + AT_ONCE] for array in arrays]
+                filled = [np.resize(array, (AT_ONCE, *array.shape[1:])) for array in block]
+                blocks.append([np.array(result)[: len(block[0])] for result in program(*filled, *self.given)])
+        return [np.concatenate(results) for results in zip(*blocks, strict=True)]
 
     def posterior(self, X, output_indices=None, observation_noise=False, posterior_transform=None):
         """Return the posterior at points (..., q, d)."""
@@ -128,11 +127,8 @@ class WideLimit(Model):
         if observation_noise:
             covariance = covariance + self.fit.noise_scale**2 * torch.eye(covariance.shape[-1])
         mean, covariance = self.shift + self.size * mean, self.size**2 * covariance
-        batch = X.shape[:-2]
-        law = MultivariateNormal(
-            mean.reshape(*batch, *mean.shape[1:]), covariance.reshape(*batch, *covariance.shape[1:])
-        )
-        posterior = GPyTorchPosterior(law)
+        moments = (moment.reshape(*X.shape[:-2], *moment.shape[1:]) for moment in (mean, covariance))
+        posterior = GPyTorchPosterior(MultivariateNormal(*moments))
         return posterior if posterior_transform is None else posterior_transform(posterior)
 
 

@@ -43,10 +43,10 @@ def points(*shape):
     return torch.rand(*shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
 
 
-def test_the_posterior_is_that_of_the_fit(model):
+def test_the_posterior_is_that_of_the_fit(example, model):
     x = points(40, 1, 3)  # more than a block, and a part of one
     posterior = model.posterior(x)
-    mean, variance = model.fit.predict(model.standardised(x[:, 0].numpy()))
+    mean, variance = model.fit.predict(example.standardised(x[:, 0].numpy()))
     np.testing.assert_allclose(posterior.mean[:, 0, 0], model.shift + model.size * mean, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(posterior.variance[:, 0, 0], model.size**2 * variance, rtol=1e-4, atol=1e-6)
 
