@@ -43,10 +43,8 @@ def standardised(points):
 def programs(network):
     """Return the posterior's moments as a function of points (b, q, d), and their pullback, compiled."""
 
-    def moments(points, scales, noise_scale, inputs, targets, is_row):
+    def moments(points, scales, inputs, root, targets, is_row):
         kernel = wide_limit.kernel(network.clone(**scales))
-        gram = jnp.where(is_row[:, None] & is_row, kernel.nngp(inputs), 0.0)
-        root = jnp.linalg.cholesky(gram + jnp.diag(jnp.where(is_row, noise_scale**2, 1.0)))
 
         def at(points):
             points = standardised(points)
@@ -54,7 +52,7 @@ def programs(network):
             white = jax.scipy.linalg.solve_triangular(root, cross.T, lower=True)
             prior = kernel.nngp(points)
             covariance = prior - white.T @ white + JITTER * jnp.trace(prior) * jnp.eye(len(points)) / len(points)
-            return white.T @ jax.scipy.linalg.solve_triangular(root, targets, lower=True), covariance
+            return white.T @ targets, covariance
 
         return jax.vmap(at)(points)
 
@@ -101,15 +99,18 @@ class WideLimit(Model):
         dense = FCN(depth=1, width=1, activation="erf")
         additive = AdditiveNetwork(order=min(2, x.shape[1]), width=1, law="uniform")
         forms = (dense, {"input_scale": True}), (additive, {"network": additive})
+        y = (y - self.shift) / self.size
+        options = {"noise_scale": NOISE, "num_restarts": 1, "progress_bar": False}
         with warnings.catch_warnings(action="ignore"):  # of copied rows and far ones, which a search has
-            y = (y - self.shift) / self.size
-            options = {"noise_scale": NOISE, "num_restarts": 1, "progress_bar": False}
             fits = [wide_limit.fit(x, y, **form, **options) for _, form in forms]
         best = int(np.argmax([fit.table[0]["log_marginal"] for fit in fits]))
         self.fit, (self.moments, self.pull_back) = fits[best], programs(forms[best][0])
-        padding, is_row = capacity - len(x), np.arange(capacity) < len(x)
-        rows = np.pad(x, ((0, padding), (0, 0))), np.pad(self.fit.targets, (0, padding)), is_row
-        self.given = jax.tree.map(np.asarray, (self.fit.scales, self.fit.noise_scale, *rows))
+        # The Cholesky factor of the covariance of the rows, once for all points, and targets whitened by it.
+        root, padding = np.eye(capacity), capacity - len(x)
+        root[: len(x), : len(x)] = np.linalg.cholesky(self.fit.nngp(x) + NOISE**2 * np.eye(len(x)))
+        whitened = np.linalg.solve(root, np.pad(y, (0, padding)))
+        rows = np.pad(x, ((0, padding), (0, 0))), root, whitened, np.arange(capacity) < len(x)
+        self.given = jax.tree.map(np.asarray, (self.fit.scales, *rows))
 
     def by_blocks(self, program, *arrays):
         """Run a program on some points, and what belongs to them, at a time."""
