@@ -9,7 +9,6 @@ import pytest
 class Case(NamedTuple):
     """A mistake, and what the user is told."""
 
-    name: str
     call: Callable[[], Any]
     message: str
     error: type[Exception] = ValueError
@@ -18,3 +17,7 @@ class Case(NamedTuple):
         """Make the mistake, and look at its error."""
         with pytest.raises(self.error, match=self.message):
             self.call()
+
+    def id_of(self) -> str:
+        """Return what pytest calls it."""
+        return self.message[:60]

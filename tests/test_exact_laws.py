@@ -101,11 +101,7 @@ def test_kernels_draw_from_the_exact_posterior(name, form, depth, width):
 
 
 @pytest.mark.as_compiled
-@pytest.mark.fault(
-    "readout/_predictions.py",
-    "jnp.eye(len(mean))[None] * noise_scale[:, None] ** 2",
-    "jnp.eye(len(mean))[None] * noise_scale[:, None]",
-)
+@pytest.mark.fault("readout/_predictions.py", "None] * noise_scale[:, None] ** 2", "None] * noise_scale[:, None]")
 @parametrize(
     ("name", "form", "depth", "width"),
     [("split", "collapsed", 1, 16), ("langevin", "repriorised", 2, 16)],

@@ -39,9 +39,7 @@ def equation_7(draws):
     return num_chains * num_draws / (1 + 2 * total)
 
 
-@pytest.mark.fault(
-    "diagnostics/_convergence.py", "np.arange(1, num_draws)[:, None]", "np.arange(num_draws - 1)[:, None]"
-)
+@pytest.mark.fault("diagnostics/_convergence.py", "np.arange(1, num_draws)[:, None", "np.arange(num_draws - 1)[:, None")
 @parametrize("correlation", [-0.5, 0.0, 0.7, 0.97], rest="slow")
 def test_ess_is_equation_7(correlation):
     draws = ar1(correlation, 3, 157, (2, 4))

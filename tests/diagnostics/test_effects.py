@@ -185,33 +185,20 @@ def test_intervals_hold_the_indices_of_known_functions(function, num_inputs):
 
 
 CASES = [
-    Case(
-        "a dense limit", lambda: effects(fitted(FCN(1, 5)), X), "units of this one see all inputs; take wide_limit.fit"
-    ),
-    Case(
-        "a fit by activation", lambda: effects(fitted(None), X), "units of this one see all inputs; take wide_limit.fit"
-    ),
-    Case("a dense block", lambda: effects(fitted(NETWORK.clone(dense=3)), X), "has a dense block, .* not identified"),
-    Case("order", lambda: effects(fitted(), X, order=3), "order must be 1 or 2, as larger terms .*, but is 3"),
-    Case("rows of a fit", lambda: effects(fitted(), X[:, :1]), r"x must have rows of shape \(2,\), as in the fit"),
-    Case("rows of a network", lambda: effects(predicted(), X[0]), r"x must have shape \(rows, d\), .* but has \(2,\)"),
-    Case(
-        "an unknown model",
-        lambda: effects(predicted(lambda x, y=None: bnn(NETWORK, None, NOISE)(x, y)), X),
-        "take nn.bnn",
-    ),
-    Case(
-        "no fit",
-        lambda: effects(3, X),
-        "effects take a result of wide_limit.fit, or a ReadoutPredictive, but",
-        TypeError,
-    ),
-    Case("counts", lambda: effects(fitted(likelihood="poisson"), X), "a fit with a normal likelihood, but it is"),
-    Case("two outputs", lambda: effects(fitted(targets=np.stack([Y, Y], axis=1)), X), "effects are of one output"),
-    Case("axes", lambda: plot_effects(effects(fitted(), X, num_draws=2), ax=[None]), "each of 4 panels, but holds 1"),
+    Case(lambda: effects(fitted(FCN(1, 5)), X), "units of this one see all inputs; take wide_limit.fit"),
+    Case(lambda: effects(fitted(None), X), "units of this one see all inputs; take wide_limit.fit"),
+    Case(lambda: effects(fitted(NETWORK.clone(dense=3)), X), "has a dense block, .* not identified"),
+    Case(lambda: effects(fitted(), X, order=3), "order must be 1 or 2, as larger terms .*, but is 3"),
+    Case(lambda: effects(fitted(), X[:, :1]), r"x must have rows of shape \(2,\), as in the fit"),
+    Case(lambda: effects(predicted(), X[0]), r"x must have shape \(rows, d\), .* but has \(2,\)"),
+    Case(lambda: effects(predicted(lambda x, y=None: bnn(NETWORK, None, NOISE)(x, y)), X), "take nn.bnn"),
+    Case(lambda: effects(3, X), "effects take a result of wide_limit.fit, or a ReadoutPredictive, but", TypeError),
+    Case(lambda: effects(fitted(likelihood="poisson"), X), "a fit with a normal likelihood, but it is"),
+    Case(lambda: effects(fitted(targets=np.stack([Y, Y], axis=1)), X), "effects are of one output"),
+    Case(lambda: plot_effects(effects(fitted(), X, num_draws=2), ax=[None]), "each of 4 panels, but holds 1"),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=Case.id_of)
 def test_mistakes(case):
     case.check()

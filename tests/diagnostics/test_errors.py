@@ -69,10 +69,7 @@ PROBS_MISTAKES = [
 
 def each(functions, arguments, message, error=ValueError, **options):
     """The same mistake with each of several functions."""
-    return [
-        Case(f"{function.__name__}: {message}", partial(function, *arguments, **options), message, error)
-        for function in functions
-    ]
+    return [Case(partial(function, *arguments, **options), message, error) for function in functions]
 
 
 CASES = [
@@ -86,16 +83,13 @@ CASES = [
         )
     ),
     Case(
-        "scale: scale must be positive and finite",
-        lambda: regression_scores(Y, MEAN, VARIANCE, scale=0.0),
-        "scale must be a positive, finite number, .*but is 0.0",
+        lambda: regression_scores(Y, MEAN, VARIANCE, scale=0.0), "scale must be a positive, finite number, .*but is 0.0"
     ),
     *(
-        Case(f"scale: {wrong}", partial(regression_scores, Y, MEAN, VARIANCE, scale=wrong), "scale must be a positive")
+        Case(partial(regression_scores, Y, MEAN, VARIANCE, scale=wrong), "scale must be a positive")
         for wrong in (np.inf, np.nan, np.ones(4))
     ),
     Case(
-        "scale: several outputs",
         lambda: regression_scores(Y[:, None], MEAN[..., None], VARIANCE[..., None], scale=np.ones(3)),
         "finite number, or one for each output, but is",
     ),
@@ -136,22 +130,17 @@ CASES = [
         )
     ),
     *each([effective_sample_size], (CHAINS,), "per_step or per gradient, not both", per_step=True, num_grad=10),
+    Case(lambda: random_projections(KEY, ["a"])({"a": np.zeros(0)}), "nothing to project"),
+    Case(lambda: projected_ess(SAMPLES, 0), NO_KEY, TypeError),
+    Case(lambda: function_ess(lambda draw: draw["w"], SAMPLES, 0), NO_KEY, TypeError),
+    Case(lambda: random_projections(0, ["w"]), NO_KEY, TypeError),
     Case(
-        "random_projections: nothing",
-        lambda: random_projections(KEY, ["a"])({"a": np.zeros(0)}),
-        "nothing to project",
-    ),
-    Case("projected_ess: key", lambda: projected_ess(SAMPLES, 0), NO_KEY, TypeError),
-    Case("function_ess: key", lambda: function_ess(lambda draw: draw["w"], SAMPLES, 0), NO_KEY, TypeError),
-    Case("random_projections: key", lambda: random_projections(0, ["w"]), NO_KEY, TypeError),
-    Case(
-        "projected_ess: number",
         lambda: projected_ess(SAMPLES, KEY, num_projections=0),
         "num_projections must be a whole number of at least 1, but got 0",
     ),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=Case.id_of)
 def test_mistakes(case):
     case.check()

@@ -100,11 +100,7 @@ def test_stacking_weight(num_rows):
     assert scoring.stacking_weight(one, other) == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.fault(
-    "estimators/_classifier.py",
-    "regression = replace(some, targets=codes[others],",
-    "regression = replace(limit, targets=codes,",
-)
+@pytest.mark.fault("estimators/_classifier.py", "replace(some, targets=codes[others],", "replace(limit, targets=codes,")
 def test_the_limit_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
     rows, sizes = RANDOM.normal(size=(60, 2)), []
     labels = (rows[:, 0] > 0).astype(int)

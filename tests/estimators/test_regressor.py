@@ -384,11 +384,7 @@ def test_the_limit_has_a_tenth_at_most(monkeypatch):
 
 
 @pytest.mark.as_compiled
-@pytest.mark.fault(
-    "estimators/_posteriors.py",
-    "(1 - self.weight) * self.limit.covariance(x) + between",
-    "(1 - self.weight) * self.limit.covariance(x)",
-)
+@pytest.mark.fault("estimators/_posteriors.py", "* self.limit.covariance(x) + between", "* self.limit.covariance(x)")
 @pytest.mark.fault(
     "estimators/_posteriors.py",
     "num_kept = min(round(self.weight * number), number - 1)",

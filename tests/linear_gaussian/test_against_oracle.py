@@ -83,35 +83,13 @@ def check_everything(case, variant):
     return found, covariances
 
 
-@pytest.mark.fault(
-    "linear_gaussian/_roots.py",
-    "self._whitened(targets) + scaled, transpose=True",
-    "self._whitened(targets) - scaled, transpose=True",
-)
-@pytest.mark.fault(
-    "linear_gaussian/_roots.py", "transpose=True), -0.5 * self.log_det()", "transpose=True), 0.5 * self.log_det()"
-)
-@pytest.mark.fault(
-    "linear_gaussian/_roots.py",
-    "inner = solve_lower(factor, targets) - solve_lower(add_diagonal(factor, scale), features @ phi)",
-    "inner = solve_lower(factor, targets) - solve_lower(factor, features @ phi)",
-)
-@pytest.mark.fault(
-    "linear_gaussian/_roots.py",
-    "self.inverse_gram @ targets - self.shrink @",
-    "self.inverse_gram @ targets + self.shrink @",
-)
-@pytest.mark.fault(
-    "linear_gaussian/_evidence.py", "variance * jnp.sum(alpha**2) + jnp.sum(mean**2)", "variance * jnp.sum(alpha**2)"
-)
-@pytest.mark.fault(
-    "linear_gaussian/_evidence.py", "(quadratic + num_outputs * log_normaliser)", "(quadratic + log_normaliser)"
-)
-@pytest.mark.fault(
-    "linear_gaussian/_evidence.py",
-    "row_sums_of_squares(remainder) + variance * row_sums_of_squares(weights)",
-    "row_sums_of_squares(remainder)",
-)
+@pytest.mark.fault("linear_gaussian/_roots.py", "self._whitened(targets) + scaled", "self._whitened(targets) - scaled")
+@pytest.mark.fault("linear_gaussian/_roots.py", "transpose=True), -0.5 *", "transpose=True), 0.5 *")
+@pytest.mark.fault("linear_gaussian/_roots.py", "add_diagonal(factor, scale), features @ phi", "factor, features @ phi")
+@pytest.mark.fault("linear_gaussian/_roots.py", "self.inverse_gram @ targets -", "self.inverse_gram @ targets +")
+@pytest.mark.fault("linear_gaussian/_evidence.py", "* jnp.sum(alpha**2) + jnp.sum(mean**2)", "* jnp.sum(alpha**2)")
+@pytest.mark.fault("linear_gaussian/_evidence.py", "+ num_outputs * log_normaliser)", "+ log_normaliser)")
+@pytest.mark.fault("linear_gaussian/_evidence.py", "remainder) + variance * row_sums_of_squares(weights)", "remainder)")
 @parametrize(("n", "d", "k"), SHAPES, rest="slow")
 def test_every_size(n, d, k):
     case = oracle.random_case(n, d, k, seed=n + 50 * d)
@@ -119,11 +97,7 @@ def test_every_size(n, d, k):
         check_everything(case, variant)
 
 
-@pytest.mark.fault(
-    "linear_gaussian/_problem.py",
-    "sum_over_outputs(log_evidence_of, self._factorised) - standard",
-    "sum_over_outputs(log_evidence_of, self._factorised) + standard",
-)
+@pytest.mark.fault("linear_gaussian/_problem.py", "self._factorised) - standard", "self._factorised) + standard")
 @parametrize("d", [4, 9], rest="slow")
 @pytest.mark.parametrize("noise_shape", NOISE_SHAPES)
 @parametrize("prior_shape", PRIOR_SHAPES, rest="slow")
@@ -200,11 +174,7 @@ def check_gradient(function, *args):
         assert abs((up - down) / (2 * step) - slope) < 1e-5 * size
 
 
-@pytest.mark.fault(
-    "linear_gaussian/_roots.py",
-    "log_abs_det_dot = features.shape[0] * scale_dot / scale - diagonal(F).sum()",
-    "log_abs_det_dot = features.shape[0] * scale_dot / scale",
-)
+@pytest.mark.fault("linear_gaussian/_roots.py", "0] * scale_dot / scale - diagonal(F).sum()", "0] * scale_dot / scale")
 @pytest.mark.fault("linear_gaussian/_evidence.py", "mean.T - num_outputs * solved", "mean.T - solved")
 @pytest.mark.fault(
     "linear_gaussian/_evidence.py", "(jnp.sum(alpha**2) - num_outputs * trace_inverse)", "jnp.sum(alpha**2)"

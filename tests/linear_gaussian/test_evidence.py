@@ -99,9 +99,7 @@ def large_targets():
 
 
 @pytest.mark.usefixtures("nans_allowed")
-@pytest.mark.fault(
-    "linear_gaussian/_roots.py", "return mean + length * step, residual - length * moved", "return mean, residual"
-)
+@pytest.mark.fault("linear_gaussian/_roots.py", "mean + length * step, residual - length * moved", "mean, residual")
 @pytest.mark.as_compiled
 def test_targets_along_the_features_keep_their_digits():
     for problem in large_targets():

@@ -30,16 +30,8 @@ def blocked(weights, x, y, noise, scale, block_size=16):
     return BlockedProblem.of(features, y, noise, scale).log_evidence()
 
 
-@pytest.mark.fault(
-    "linear_gaussian/_row_blocks.py",
-    "start + jnp.arange(block_size) >= first_row",
-    "start + jnp.arange(block_size) >= 0",
-)
-@pytest.mark.fault(
-    "linear_gaussian/_row_blocks.py",
-    "return alpha @ sums.mean.T - features @ shared, alpha",
-    "return alpha @ sums.mean.T, alpha",
-)
+@pytest.mark.fault("linear_gaussian/_row_blocks.py", "block_size) >= first_row", "block_size) >= 0")
+@pytest.mark.fault("linear_gaussian/_row_blocks.py", "alpha @ sums.mean.T - features @ shared,", "alpha @ sums.mean.T,")
 @parametrize("kind", NOISES, rest="slow")
 def test_value_and_gradient_of_the_dense_form(kind):
     noise, num_outputs = NOISES[kind]

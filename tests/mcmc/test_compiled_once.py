@@ -82,9 +82,7 @@ def test_warmup_and_a_run_that_goes_on():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), *both)
 
 
-@pytest.mark.fault(
-    "mcmc/_chains.py", "return run_program(loop, *loop_arguments)", "return jax.jit(loop)(*loop_arguments)"
-)
+@pytest.mark.fault("mcmc/_chains.py", "run_program(loop, *loop_arguments)", "jax.jit(loop)(*loop_arguments)")
 @pytest.mark.slow
 def test_other_data_and_medians_of_the_same_shape_find_the_programs():
     first = draws(chains(network(jnp.float32(2.0))))[0]
@@ -114,11 +112,7 @@ def test_warmup_and_runs_of_other_lengths_are_one_program():
     np.testing.assert_allclose(*(found[:, :6] for found in both), rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.fault(
-    "mcmc/_chains.py",
-    "kernel._loop.signature != signature or not all(map(is_, kernel._loop.leaves, leaves))",
-    "kernel._loop.signature != signature",
-)
+@pytest.mark.fault("mcmc/_chains.py", "!= signature or not all(map(is_, kernel._loop.leaves, leaves))", "!= signature")
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_the_same_arrays_traces_nothing():
     traced = []

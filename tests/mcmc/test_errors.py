@@ -73,114 +73,71 @@ def test_first_positions_that_do_not_fit_the_model_are_refused(given, error, mes
 
 CASES = [
     Case(
-        "run: a number for the key",
         lambda: MCMC(SplitHMC(regression), num_warmup=1, num_samples=1).run(0, *regression_data()),
         r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is an int",
         TypeError,
     ),
     Case(
-        "extra_fields: those of NUTS",
         lambda: nested_attrgetter("num_steps")(first_state(SplitHMC, square, jnp.zeros(2))),
         "extra_fields must be among .*'num_grad', .* for this kernel, but got 'num_steps'",
         KeyError,
     ),
     Case(
-        "pcn: step_size=1.1",
-        lambda: PreconditionedCrankNicolson(regression, step_size=1.1),
-        r"step_size must lie in \(0, 1\], but got 1.1",
+        lambda: PreconditionedCrankNicolson(regression, step_size=1.1), r"step_size must lie in \(0, 1\], but got 1.1"
+    ),
+    Case(lambda: PreconditionedCrankNicolsonLangevin(regression, step_size=2.5), r"step_size must lie in \(0, 2\]"),
+    Case(lambda: UnderdampedLangevin(regression, damping=0.0), r"damping must lie in \(0, 1\]"),
+    Case(
+        lambda: UnderdampedLangevin(regression, bias_tolerance=0.0), r"bias_tolerance must lie in \(0, 1\), but got 0.0"
     ),
     Case(
-        "pcnl: step_size=2.5",
-        lambda: PreconditionedCrankNicolsonLangevin(regression, step_size=2.5),
-        r"step_size must lie in \(0, 2\]",
-    ),
-    Case(
-        "langevin: damping=0.0", lambda: UnderdampedLangevin(regression, damping=0.0), r"damping must lie in \(0, 1\]"
-    ),
-    Case(
-        "langevin: bias_tolerance=0.0",
-        lambda: UnderdampedLangevin(regression, bias_tolerance=0.0),
-        r"bias_tolerance must lie in \(0, 1\), but got 0.0",
-    ),
-    Case(
-        "langevin: adjusted=False, target_accept_prob=0.9",
         lambda: UnderdampedLangevin(regression, adjusted=False, target_accept_prob=0.9),
         r"target_accept_prob is for adjusted=True, but got 0.9 with adjusted=False; .* by bias_tolerance",
     ),
+    Case(lambda: MicrocanonicalLangevin(regression, bias_tolerance=1.0), r"bias_tolerance must lie in \(0, 1\)"),
     Case(
-        "microcanonical: bias_tolerance=1.0",
-        lambda: MicrocanonicalLangevin(regression, bias_tolerance=1.0),
-        r"bias_tolerance must lie in \(0, 1\)",
-    ),
-    Case(
-        "microcanonical: num_steps=0",
         lambda: MicrocanonicalLangevin(regression, num_steps=0),
         "num_steps must be a whole number of at least 1, but got 0",
     ),
+    Case(lambda: SplitHMC(regression, num_steps=0), "num_steps must be a whole number of at least 1, but got 0"),
+    Case(lambda: SplitHMC(regression, num_steps=2.5), "num_steps must be a whole number of at least 1, but got 2.5"),
     Case(
-        "split: num_steps=0",
-        lambda: SplitHMC(regression, num_steps=0),
-        "num_steps must be a whole number of at least 1, but got 0",
+        lambda: SplitHMC(regression, max_num_steps=np.bool_(True)), "max_num_steps must be a whole number of at least 1"
     ),
     Case(
-        "split: num_steps=2.5",
-        lambda: SplitHMC(regression, num_steps=2.5),
-        "num_steps must be a whole number of at least 1, but got 2.5",
-    ),
-    Case(
-        "split: max_num_steps=np.bool_(True)",
-        lambda: SplitHMC(regression, max_num_steps=np.bool_(True)),
-        "max_num_steps must be a whole number of at least 1",
-    ),
-    Case(
-        "split: persistence='much'",
         lambda: SplitHMC(regression, persistence="much"),
         "persistence must be a number or \"auto\", but got 'much'",
         TypeError,
     ),
-    Case("split: persistence=1.0", lambda: SplitHMC(regression, persistence=1.0), r"persistence must lie in \[0, 1\)"),
+    Case(lambda: SplitHMC(regression, persistence=1.0), r"persistence must lie in \[0, 1\)"),
+    Case(lambda: SplitHMC(regression, num_steps=5, step_size=1.0), r"step_size must lie in \(0, 0.4\]"),
     Case(
-        "split: num_steps=5, step_size=1.0",
-        lambda: SplitHMC(regression, num_steps=5, step_size=1.0),
-        r"step_size must lie in \(0, 0.4\]",
-    ),
-    Case(
-        "pcn: no first position",
         lambda: PreconditionedCrankNicolson(potential_fn=square).init(KEY, 0),
         "needs a first position; pass init_params",
     ),
     Case(
-        "pcn: potential that is no scalar",
         lambda: first_state(PreconditionedCrankNicolson, lambda z: z**2, jnp.ones(3)),
         r"must return a scalar, but returned shape \(3,\)",
     ),
     Case(
-        "pcn: potential that is not finite",
         lambda: first_state(PreconditionedCrankNicolson, lambda z: jnp.sum(jnp.log(z)), -jnp.ones(3)),
         "not finite at the first position",
     ),
     Case(
-        "microcanonical: one coordinate is no sphere",
         lambda: first_state(
             MicrocanonicalLangevin, lambda z: square(z["a"]), {"a": jnp.ones(1), "b": jnp.ones((0, 2))}
         ),
         "needs at least 2 unconstrained coordinates to turn in, but there is 1; take",
     ),
+    Case(lambda: UnderdampedLangevin(regression).get_potential_fn(), "call `init` first", RuntimeError),
     Case(
-        "langevin: model not seen",
-        lambda: UnderdampedLangevin(regression).get_potential_fn(),
-        "call `init` first",
-        RuntimeError,
-    ),
-    Case(
-        "langevin: potential for a model",
         lambda: UnderdampedLangevin(potential_fn=square).wrap_model(lambda model: model),
         "built from a model, not from a potential_fn",
     ),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=Case.id_of)
 def test_mistakes_with_single_kernels(case):
     case.check()
 

@@ -66,11 +66,7 @@ def start(kernel, model):
 
 # NUTS sees a model of one's own only where it is wrapped by `collapse_readout`.
 @pytest.mark.fault("_traces.py", "jnp.square(fn.mean) + fn.variance", "jnp.square(fn.mean)")
-@pytest.mark.fault(
-    "nn/_models.py",
-    'warn_of_prior_sizes({"y": (np.sqrt(variance), np.sqrt(size))})',
-    'warn_of_prior_sizes({"y": (variance / size, np.sqrt(size))})',
-)
+@pytest.mark.fault("nn/_models.py", '{"y": (np.sqrt(variance), np.sqrt(size)', '{"y": (variance / size, np.sqrt(size)')
 @parametrize(
     ("kernel", "make", "wrap"),
     [

@@ -30,9 +30,7 @@ def num_rotations(step_size, **settings):
     return int(num_grad[-1, 0])
 
 
-@pytest.mark.fault(
-    "mcmc/split_hmc.py", "angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))", "angle *= 1.0"
-)
+@pytest.mark.fault("mcmc/split_hmc.py", "*= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))", "*= 1.0")
 @parametrize(
     ("step_size", "expected"), [(2.0, 1), (0.5, 4), (0.3, 7), (0.1, 12), (0.02, 26), (0.0005, 128)], rest="slow"
 )
@@ -80,9 +78,7 @@ def test_whoever_names_a_persistence_has_whole_trajectories():
     assert num_rotations(0.02, num_steps=30) == 30
 
 
-@pytest.mark.fault(
-    "mcmc/_kernel.py", "adapt_state.mixing.pooled(), adapt_state.mixing)", "adapt_state.mixing, adapt_state.mixing)"
-)
+@pytest.mark.fault("mcmc/_kernel.py", "adapt_state.mixing.pooled(),", "adapt_state.mixing,")
 def test_all_chains_of_a_run_are_in_one_regime():
     last, (num_grad, mixing) = chains(jnp.linspace(0.06, 1.0, 8), 150, 1, lambda s: (s.num_grad, s.adapt_state.mixing))
     # A few percent of the step size apart; whole trajectories would have about 24 rotations.
@@ -95,9 +91,7 @@ def test_all_chains_of_a_run_are_in_one_regime():
     np.testing.assert_array_equal(num_grad[-1], rotations * round(np.log(0.15) / np.log(covariance / variance)))
 
 
-@pytest.mark.fault(
-    "mcmc/split_hmc.py", "jnp.exp(-angle / self._trajectory_angle)", "-jnp.expm1(-angle / self._trajectory_angle)"
-)
+@pytest.mark.fault("mcmc/split_hmc.py", "jnp.exp(-angle /", "-jnp.expm1(-angle /")
 @parametrize(("num_steps", "expected"), [(3, np.exp(-0.3)), ("auto", np.exp(-1 / 3**0.5))], rest="slow")
 def test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves(monkeypatch, num_steps, expected):
     monkeypatch.setattr(split_hmc, "JITTER", 0.0)

@@ -46,348 +46,155 @@ def run(model, *args):
 
 CASES = [
     Case(
-        "network: activation must be one of erf",
         lambda: jax.eval_shape(FCN(2, 3, "swish").init, jax.random.key(0), np.ones((2, 3))),
         "activation must be one of 'erf', 'gelu'.* but got 'swish'",
     ),
     Case(
-        "network: depth must be a whole number",
         lambda: jax.eval_shape(FCN(-1, 3).init, jax.random.key(0), np.ones((2, 3))),
         "depth must be a whole number of at least 0, but got -1",
     ),
     Case(
-        "network: width must be a whole number",
         lambda: jax.eval_shape(FCN(1, 0).init, jax.random.key(0), np.ones((2, 3))),
         "width must be a whole number of at least 1, but got 0",
     ),
     Case(
-        "network: w_std must be a number or",
         lambda: jax.eval_shape(FCN(2, 3, w_std=(1.0,) * 3).init, jax.random.key(0), np.ones((2, 3))),
         r"w_std must be a number or have shape \(2,\)",
     ),
     Case(
-        "network: w_std must not be negative",
         lambda: jax.eval_shape(FCN(2, 3, w_std=-1.0).init, jax.random.key(0), np.ones((2, 3))),
         "w_std must not be negative",
     ),
     Case(
-        "network: b_std must be at least 0",
         lambda: jax.eval_shape(FCN(2, 3, b_std=1.5).init, jax.random.key(0), np.ones((2, 3))),
         "b_std must be at least 0 and below 1",
     ),
     Case(
-        "network: features must be a whole number",
         lambda: jax.eval_shape(NTKDense(2.5).init, jax.random.key(0), np.ones((2, 3))),
         "features must be a whole number",
     ),
     Case(
-        "network: padding must be one of CIRCULAR",
         lambda: jax.eval_shape(NTKConv(2, padding="ZERO").init, jax.random.key(0), np.ones((1, 4, 4, 1))),
         "padding must be one of 'CIRCULAR', 'SAME', 'VALID'",
     ),
     Case(
-        "network: images n height width channels but",
         lambda: jax.eval_shape(CNN(1, 2).init, jax.random.key(0), np.ones((4, 28, 28))),
         r"images \(n, height, width, channels\), but got shape \(4, 28, 28\)",
     ),
     Case(
-        "network: pooling must be one of flatten",
         lambda: jax.eval_shape(CNN(1, 2, pooling="max").init, jax.random.key(0), np.ones((1, 4, 4, 1))),
         "pooling must be one of 'flatten', 'mean', but got 'max'",
     ),
     Case(
-        "network: c must not be negative",
         lambda: jax.eval_shape(WideResNet(1, 2, c=-1.0).init, jax.random.key(0), np.ones((1, 4, 4, 1))),
         "c must not be negative",
     ),
     Case(
-        "network: num_blocks must be a whole number",
         lambda: jax.eval_shape(WideResNet(0, 2).init, jax.random.key(0), np.ones((1, 4, 4, 1))),
         "num_blocks must be a whole number",
     ),
+    Case(lambda: FCN(1, 4, readout_w_std=np.ones(4)).init(jax.random.key(0), X), "readout_w_std must be a number"),
+    Case(lambda: FCN(1, 4, w_std=dist.LogNormal(0, 1)).init(jax.random.key(0), X), "give its prior to bnn", TypeError),
+    Case(lambda: fcn_kernel(1, "erf", w_std=1.0, b_std=0.0, input_scale=np.ones(2))(X), "input_scale"),
+    Case(lambda: fcn_kernel(1, "erf", w_std=1.0, b_std=0.0, input_scale=-1.0)(X), "input_scale"),
     Case(
-        "scale of a network: readout_w_std must be a number",
-        lambda: FCN(1, 4, readout_w_std=np.ones(4)).init(jax.random.key(0), X),
-        "readout_w_std must be a number",
-    ),
-    Case(
-        "scale of a network: give its prior to bnn",
-        lambda: FCN(1, 4, w_std=dist.LogNormal(0, 1)).init(jax.random.key(0), X),
-        "give its prior to bnn",
-        TypeError,
-    ),
-    Case(
-        "scale of a kernel: input_scale",
-        lambda: fcn_kernel(1, "erf", w_std=1.0, b_std=0.0, input_scale=np.ones(2))(X),
-        "input_scale",
-    ),
-    Case(
-        "scale of a kernel: input_scale, 2",
-        lambda: fcn_kernel(1, "erf", w_std=1.0, b_std=0.0, input_scale=-1.0)(X),
-        "input_scale",
-    ),
-    Case(
-        "model: module must be a flax linen",
         lambda: random_network("net", "FCN", X),
         "module must be a flax.linen or flax.nnx module, but is a str",
         TypeError,
     ),
+    Case(lambda: random_network("net", WithBatchNorm(), X), "has state besides its parameters, batch_stats"),
     Case(
-        "model: has state besides its parameters batch_stats",
-        lambda: random_network("net", WithBatchNorm(), X),
-        "has state besides its parameters, batch_stats",
-    ),
-    Case(
-        "model: BatchNorm has state besides its parameters",
         lambda: random_network("net", nnx.BatchNorm(3, rngs=nnx.Rngs(0)), X),
         "BatchNorm has state besides its parameters, BatchStat",
     ),
     Case(
-        "model: every parameter of Dense but net",
         lambda: network_parameters({"hidden.kernel": jnp.ones((3, 2))}, "net", linen.Dense(2), X),
         "name names the site 'net.bias', 'net.kernel', .* its sites are 'hidden.kernel'. Pass the name",
     ),
     Case(
-        "model: a data frame",
         lambda: bnn(NETWORK, 2, NOISE)(pandas.DataFrame(X), Y),
         r"must be arrays, but x is a DataFrame; pass its numbers, .to_numpy\(\)",
         TypeError,
     ),
+    Case(lambda: bnn(NETWORK, 0, NOISE), "num_outputs must be a whole number of at least 1"),
+    Case(lambda: bnn(NETWORK, 2, 0.0), "noise must be positive"),
+    Case(lambda: bnn(NETWORK, 2, NOISE, readout_scale=-1), "readout_scale must be positive"),
+    Case(lambda: bnn(NETWORK, None, NOISE)(X, Y), r"y must have shape \(12,\) .* num_outputs=None"),
+    Case(lambda: bnn(NETWORK, 2, np.inf), "noise must be finite"),
+    Case(lambda: bnn(NETWORK, 2, dist.Uniform(-1, 1)), "prior of noise must be one of positive numbers"),
+    Case(lambda: bnn(NETWORK, 2, NOISE)(X + 1j, Y), "must hold real numbers, .* complex", TypeError),
     Case(
-        "model: num_outputs must be a whole number",
-        lambda: bnn(NETWORK, 0, NOISE),
-        "num_outputs must be a whole number of at least 1",
-    ),
-    Case(
-        "model: noise must be positive",
-        lambda: bnn(NETWORK, 2, 0.0),
-        "noise must be positive",
-    ),
-    Case(
-        "model: readout_scale must be positive",
-        lambda: bnn(NETWORK, 2, NOISE, readout_scale=-1),
-        "readout_scale must be positive",
-    ),
-    Case(
-        "model: y must have shape 12 num_outputs",
-        lambda: bnn(NETWORK, None, NOISE)(X, Y),
-        r"y must have shape \(12,\) .* num_outputs=None",
-    ),
-    Case(
-        "model: noise must be finite but got",
-        lambda: bnn(NETWORK, 2, np.inf),
-        "noise must be finite",
-    ),
-    Case(
-        "model: prior of noise must be one",
-        lambda: bnn(NETWORK, 2, dist.Uniform(-1, 1)),
-        "prior of noise must be one of positive numbers",
-    ),
-    Case(
-        "model: must hold real numbers complex",
-        lambda: bnn(NETWORK, 2, NOISE)(X + 1j, Y),
-        "must hold real numbers, .* complex",
-        TypeError,
-    ),
-    Case(
-        "model: x must be finite but 36",
         lambda: bnn(NETWORK, 2, NOISE)(X / 0, Y),
         "x must be finite, but 36 of its entries are infinite, the first in row 0",
     ),
     Case(
-        "model: no rows, in blocks",
         lambda: bnn(NETWORK, 2, NOISE, block_size=3)(X[:0], Y[:0]),
         r"x must have a row and a column at least, but has shape \(0, ",
     ),
+    Case(lambda: bnn(NETWORK, 2, NOISE)(X, np.full_like(Y, np.nan)), "y must not contain NaN"),
+    Case(lambda: bnn(NTKConv(2), 2, NOISE)(X[:, None, None]), r"must be a matrix \(n, d\)"),
+    Case(lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"depth": 3}), X, Y[:, 0]), "scales must be among 'w_std'"),
     Case(
-        "model: y must not contain NaN",
-        lambda: bnn(NETWORK, 2, NOISE)(X, np.full_like(Y, np.nan)),
-        "y must not contain NaN",
-    ),
-    Case(
-        "model: must give a matrix n d",
-        lambda: bnn(NTKConv(2), 2, NOISE)(X[:, None, None]),
-        r"must be a matrix \(n, d\)",
-    ),
-    Case(
-        "scale of a model: scales must be among w_std",
-        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"depth": 3}), X, Y[:, 0]),
-        "scales must be among 'w_std'",
-    ),
-    Case(
-        "scale of a model: prior of w_std must be one",
         lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.Normal(0, 1)}), X, Y[:, 0]),
         "prior of w_std must be one of",
     ),
+    Case(lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.Gamma(2.0, 1.0)}), X, Y[:, 0]), "but got 'Gamma'"),
+    Case(lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"b_std": dist.HalfNormal(1.0)}), X, Y[:, 0]), "give w_std too"),
     Case(
-        "scale of a model: but got Gamma",
-        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.Gamma(2.0, 1.0)}), X, Y[:, 0]),
-        "but got 'Gamma'",
-    ),
-    Case(
-        "scale of a model: give w_std too",
-        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"b_std": dist.HalfNormal(1.0)}), X, Y[:, 0]),
-        "give w_std too",
-    ),
-    Case(
-        "scale of a model: must be a number or have",
         lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.LogNormal(0, 1).expand([3])}), X, Y[:, 0]),
         "must be a number or have shape",
     ),
+    Case(lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"input_scale": np.ones(2)}), X, Y[:, 0]), "one for each column"),
+    Case(lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": np.inf}), X, Y[:, 0]), "w_std must be finite"),
+    Case(lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": -1.0}), X, Y[:, 0]), "w_std must not be negative"),
     Case(
-        "scale of a model: one for each column",
-        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"input_scale": np.ones(2)}), X, Y[:, 0]),
-        "one for each column",
-    ),
-    Case(
-        "scale of a model: w_std must be finite but got",
-        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": np.inf}), X, Y[:, 0]),
-        "w_std must be finite",
-    ),
-    Case(
-        "scale of a model: w_std must not be negative",
-        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": -1.0}), X, Y[:, 0]),
-        "w_std must not be negative",
-    ),
-    Case(
-        "scale of a model: prior of w_std must be one, 2",
         lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.Uniform(-1, 1)}), X, Y[:, 0]),
         "prior of w_std must be one of positive numbers, but is uniform from -1",
     ),
+    Case(lambda: bnn(FCN(2, 7), None, 0.1, scales={"w_std": "1"}), "w_std must hold real numbers", TypeError),
+    Case(lambda: bnn(FCN(2, 7), None, "0.1"), "noise must hold real numbers", TypeError),
     Case(
-        "kind of scale: w_std must be a real number",
-        lambda: bnn(FCN(2, 7), None, 0.1, scales={"w_std": "1"}),
-        "w_std must hold real numbers",
-        TypeError,
-    ),
-    Case(
-        "kind of scale: noise must be a real number",
-        lambda: bnn(FCN(2, 7), None, "0.1"),
-        "noise must hold real numbers",
-        TypeError,
-    ),
-    Case(
-        "kind of scale: readout_scale must be a real number",
         lambda: bnn(FCN(2, 7), None, 0.1, readout_scale=dist.HalfNormal(1.0)),
         "readout_scale must hold real numbers",
         TypeError,
     ),
+    Case(lambda: bnn(jnp.tanh, None, 0.1, scales={"w_std": 1.0}), "FCN, CNN, WideResNet or AdditiveNetwork", TypeError),
+    Case(lambda: AdditiveNetwork(4).terms(3), "order must be at most the number of columns, 3, but is 4"),
+    Case(lambda: AdditiveNetwork(which=[(0, 5)]).terms(3), r"which must list different effects.* from 0 to 2"),
+    Case(lambda: AdditiveNetwork(1, which=[(0, 1)]).terms(3), "raise order, 1"),
     Case(
-        "scale of another module",
-        lambda: bnn(jnp.tanh, None, 0.1, scales={"w_std": 1.0}),
-        "FCN, CNN, WideResNet or AdditiveNetwork",
-        TypeError,
-    ),
-    Case(
-        "additive network: too high an order",
-        lambda: AdditiveNetwork(4).terms(3),
-        "order must be at most the number of columns, 3, but is 4",
-    ),
-    Case(
-        "additive network: an effect of columns that are not there",
-        lambda: AdditiveNetwork(which=[(0, 5)]).terms(3),
-        r"which must list different effects.* from 0 to 2",
-    ),
-    Case(
-        "additive network: an effect above the order",
-        lambda: AdditiveNetwork(1, which=[(0, 1)]).terms(3),
-        "raise order, 1",
-    ),
-    Case(
-        "additive network: a law of other columns",
         lambda: jax.eval_shape(AdditiveNetwork(law=np.ones((4, 2))).init, jax.random.key(0), X),
         r"law must be .*rows of inputs with 3 columns",
     ),
     Case(
-        "additive network: a relevance of other columns",
         lambda: jax.eval_shape(AdditiveNetwork(relevance=np.ones(2)).init, jax.random.key(0), X),
         r"relevance must be a number or have shape \(3,\)",
     ),
     Case(
-        "additive network: a scale of other networks",
         lambda: bnn(AdditiveNetwork(), None, 0.1, scales={"readout_w_std": 1.0}),
         "scales must be among 'w_std'.* of AdditiveNetwork",
     ),
-    Case(
-        "noise: noise must broadcast",
-        lambda: run(bnn(FCN(1, 4), None, np.full((6, 1), 0.5)), X[:6]),
-        "noise must broadcast",
-    ),
-    Case(
-        "noise: noise must broadcast, 2",
-        lambda: run(bnn(FCN(1, 4), 1, np.full(3, 0.5)), X[:6]),
-        "noise must broadcast",
-    ),
-    Case(
-        "noise: noise must broadcast, 3",
-        lambda: run(bnn(FCN(1, 4), None, np.full(4, 0.5)), X[:6]),
-        "noise must broadcast",
-    ),
-    Case(
-        "noise by row: level must be positive",
-        lambda: NoiseNetwork(-0.1),
-        "level of the noise must be positive",
-    ),
-    Case(
-        "noise by row: level must be a real number",
-        lambda: NoiseNetwork("fit"),
-        "level of the noise must hold real numbers",
-        TypeError,
-    ),
-    Case(
-        "noise by row: the class itself",
-        lambda: bnn(FCN(1, 4), None, NoiseNetwork),
-        "noise must hold real numbers",
-        TypeError,
-    ),
-    Case(
-        "noise by row: level must be one number",
-        lambda: NoiseNetwork(dist.HalfNormal(np.ones(2))),
-        r"level of the noise must be one number, .* shape \(2,\)",
-    ),
-    Case(
-        "noise by row: prior of amplitude must be one of",
-        lambda: NoiseNetwork(0.1, dist.Normal()),
-        "the prior of amplitude of the noise must be one of",
-    ),
-    Case(
-        "noise by row: depth must be a whole number",
-        lambda: NoiseNetwork(0.1, depth=-1)(X),
-        "depth must be a whole number",
-    ),
-    Case(
-        "noise by row: activation must be one of",
-        lambda: NoiseNetwork(0.1, activation="sine")(X),
-        "activation must be one of",
-    ),
-    Case(
-        "blocks: block_size must be a whole number",
-        lambda: by_row_blocks(jnp.tanh, 0),
-        "block_size must be a whole number of at least 1",
-    ),
-    Case(
-        "blocks: block_size must be a whole number, a word",
-        lambda: by_row_blocks(jnp.tanh, "all"),
-        "block_size must be a whole number of at least 1, but got 'all'",
-    ),
-    Case(
-        "blocks: block_size must be a whole number, 2",
-        lambda: bnn(NETWORK, 2, 0.3, block_size=2.5),
-        "block_size must be a whole number",
-    ),
-    Case(
-        "blocks: use by_row_blocks inside of a function",
-        lambda: bnn(jnp.tanh, 2, 0.3, block_size=5),
-        "use by_row_blocks inside of a function of your own",
-        TypeError,
-    ),
+    Case(lambda: run(bnn(FCN(1, 4), None, np.full((6, 1), 0.5)), X[:6]), "noise must broadcast"),
+    Case(lambda: run(bnn(FCN(1, 4), 1, np.full(3, 0.5)), X[:6]), "noise must broadcast"),
+    Case(lambda: run(bnn(FCN(1, 4), None, np.full(4, 0.5)), X[:6]), "noise must broadcast"),
+    Case(lambda: NoiseNetwork(-0.1), "level of the noise must be positive"),
+    Case(lambda: NoiseNetwork("fit"), "level of the noise must hold real numbers", TypeError),
+    Case(lambda: bnn(FCN(1, 4), None, NoiseNetwork), "noise must hold real numbers", TypeError),
+    Case(lambda: NoiseNetwork(dist.HalfNormal(np.ones(2))), r"level of the noise must be one number, .* shape \(2,\)"),
+    Case(lambda: NoiseNetwork(0.1, dist.Normal()), "the prior of amplitude of the noise must be one of"),
+    Case(lambda: NoiseNetwork(0.1, depth=-1)(X), "depth must be a whole number"),
+    Case(lambda: NoiseNetwork(0.1, activation="sine")(X), "activation must be one of"),
+    Case(lambda: by_row_blocks(jnp.tanh, 0), "block_size must be a whole number of at least 1"),
+    Case(lambda: by_row_blocks(jnp.tanh, "all"), "block_size must be a whole number of at least 1, but got 'all'"),
+    Case(lambda: bnn(NETWORK, 2, 0.3, block_size=2.5), "block_size must be a whole number"),
+    Case(lambda: bnn(jnp.tanh, 2, 0.3, block_size=5), "use by_row_blocks inside of a function of your own", TypeError),
 ]
 
 
 @pytest.mark.fault("linear_gaussian/_problem.py", "return np.broadcast_shapes(shape, target) == target", "return True")
 @pytest.mark.fault("nn/_models.py", "not np.all(np.asarray(inner.low) >= 0)", "not np.all(np.asarray(inner.low) >= -1)")
 @pytest.mark.filterwarnings("ignore:divide by zero")
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=Case.id_of)
 def test_mistakes(case):
     with seed(rng_seed=0):
         case.check()
@@ -402,11 +209,7 @@ class Unscaled(linen.Module):
         return self.factor * hidden
 
 
-@pytest.mark.fault(
-    "nn/_models.py",
-    "LEAST_VARIANCE <= variance <= LARGEST_VARIANCE",
-    "LEAST_VARIANCE <= variance <= 1e3 * LARGEST_VARIANCE",
-)
+@pytest.mark.fault("nn/_models.py", "<= variance <= LARGEST_VARIANCE", "<= variance <= 1e3 * LARGEST_VARIANCE")
 @pytest.mark.parametrize("factor", [1.0, 1e-5])
 def test_a_prior_far_from_the_targets_is_warned_of(factor):
     model = bnn(Unscaled(factor), None, NOISE)

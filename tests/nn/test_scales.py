@@ -167,9 +167,7 @@ def test_images_of_normal_numbers_are_quantiles_in_both_tails(prior, reference):
     assert np.all(slopes[:8] > 0)
 
 
-@pytest.mark.fault(
-    "nn/_layers.py", "if is_zero(layer.b_std):", "if isinstance(layer.b_std, int | float) and layer.b_std == 0:"
-)
+@pytest.mark.fault("nn/_layers.py", "is_zero(layer.b_std)", "isinstance(layer.b_std, int | float) and layer.b_std == 0")
 @pytest.mark.parametrize("make", [lambda b_std: NTKDense(4, b_std=b_std), lambda b_std: FCN(1, 4, b_std=b_std)])
 @parametrize("zero", [0, 0.0, np.float32(0), np.zeros(()), jnp.float32(0)], rest="slow")
 def test_a_bias_of_scale_zero_is_no_parameter(make, zero):

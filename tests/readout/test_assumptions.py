@@ -146,11 +146,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.fault(
-    "readout/_assumptions.py",
-    "compared = [quantity for quantity in self._moving_quantities if quantity != _MEAN]",
-    "compared = [quantity for quantity in self._moving_quantities if quantity[0] < _OTHER]",
-)
+@pytest.mark.fault("readout/_assumptions.py", "if quantity != _MEAN]", "if quantity[0] < _OTHER]")
 @pytest.mark.parametrize("other", OTHERS)
 def test_whatever_else_the_readout_reaches_is_refused(other):
     after, match = OTHERS[other]
@@ -191,11 +187,7 @@ LIKELIHOODS = {
 
 @pytest.mark.fault("readout/_assumptions.py", "_NOISE: run.noise_scale, _OBS", "_NOISE: 1.0, _OBS")
 @pytest.mark.fault("readout/_assumptions.py", "_OBSERVATIONS: sites.observations,", "_OBSERVATIONS: 1.0,")
-@pytest.mark.fault(
-    "readout/_assumptions.py",
-    "quantities[_OTHER, name] = log_prob if scale is None else scale * log_prob",
-    "quantities[_OTHER, name] = log_prob",
-)
+@pytest.mark.fault("readout/_assumptions.py", "= log_prob if scale is None else scale * log_prob", "= log_prob")
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_likelihoods_that_the_readout_reaches_otherwise_are_refused(name):
     likelihood, match = LIKELIHOODS[name]
@@ -295,11 +287,7 @@ def test_loops_around_the_product_are_right(loop):
         np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
-@pytest.mark.fault(
-    "readout/_programs.py",
-    'if msg["type"] == "prng_key":  # drawn outside of sites\n            name,',
-    'if msg["type"] == "prng_key":\n            return\n            name,',
-)
+@pytest.mark.fault("readout/_programs.py", '"prng_key":  # drawn outside of sites', '"prng_key":\n            return')
 def test_keys_that_are_drawn_outside_of_sites_are_the_same_in_both_runs():
     """Such as those of dropout that is a part of the network."""
 
@@ -344,9 +332,7 @@ def test_other_sites_may_be_far_out_of_their_support():
     assert np.isfinite(sites["y"]["fn"].log_prob(Y))
 
 
-@pytest.mark.fault(
-    "readout/_assumptions.py", "frozenset(name for order, name in moving if order == _DETERMINISTIC)", "frozenset()"
-)
+@pytest.mark.fault("readout/_assumptions.py", "name for order, name in moving if order == _DETERMINISTIC)", ")")
 def test_deterministic_sites_that_move_are_not_recorded():
     def after(features, w, y):
         numpyro.deterministic("moves", w.sum())
@@ -357,9 +343,7 @@ def test_deterministic_sites_that_move_are_not_recorded():
     assert "stays" in sites and not any("moves" in name for name in sites)
 
 
-@pytest.mark.fault(
-    "readout/_collapse.py", "            refuse_scaled(self.model.observed, msg)\n", "            pass\n"
-)
+@pytest.mark.fault("readout/_collapse.py", "            refuse_scaled(self.model.observed, msg)", "            pass")
 @pytest.mark.parametrize("handler", [scale(scale=0.5), mask(mask=np.arange(6)[:, None] < 4)], ids=["scale", "mask"])
 def test_handlers_around_a_collapsed_model_are_refused(handler):
     def model(psi, y=None):

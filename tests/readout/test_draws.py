@@ -140,9 +140,7 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
 
 
 @pytest.mark.as_compiled
-@pytest.mark.fault(
-    "readout/_draws.py", "weighted = bool(updates) if weighted is None else weighted", "weighted = 'noise' in updates"
-)
+@pytest.mark.fault("readout/_draws.py", "= bool(updates) if weighted is None else weighted", "= 'noise' in updates")
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
 @parametrize("wrap", ["collapsed", "repriorised"], rest="slow")
 def test_another_likelihood_of_hidden_weights_has_its_part(wrap):

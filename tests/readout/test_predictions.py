@@ -31,9 +31,7 @@ def hidden_draws(num_draws=6):
     return dict(draws(jax.random.key(3), X))
 
 
-@pytest.mark.fault(
-    "readout/_predictions.py", '"predictive_variance": variance + noise_scale**2', '"predictive_variance": variance'
-)
+@pytest.mark.fault("readout/_predictions.py", "variance + noise_scale**2", "variance")
 @pytest.mark.slow
 def test_the_same_hidden_weights_give_the_same_numbers_whatever_was_wrapped_and_fitted():
     """Draws of a collapsed chain, of a repriorised one (readout and base), of a plain one."""

@@ -27,9 +27,7 @@ def covariance_of(num_rows=12):
     return root @ root.T / num_rows + 0.1 * np.eye(num_rows)
 
 
-@pytest.mark.fault(
-    "wide_limit/_gp.py", "self.targets - self.weights / self.left_out_precision[:, None]", "self.targets - self.weights"
-)
+@pytest.mark.fault("wide_limit/_gp.py", "- self.weights / self.left_out_precision[:, None]", "- self.weights")
 def test_leave_one_out_is_that_of_refitting_without_each_row():
     covariance, codes = covariance_of(), codes_of(LABELS[:12], 3)
     found = Conditioned(covariance, codes)
@@ -41,11 +39,7 @@ def test_leave_one_out_is_that_of_refitting_without_each_row():
         np.testing.assert_allclose(1 / found.left_out_precision[row], variance, rtol=1e-10)
 
 
-@pytest.mark.fault(
-    "wide_limit/_gp.py",
-    "0.5 * (weights_term + weights_term.T) - precision_term",
-    "0.5 * (weights_term + weights_term.T)",
-)
+@pytest.mark.fault("wide_limit/_gp.py", "+ weights_term.T) - precision_term", "+ weights_term.T)")
 @parametrize("by_input", [False, True], rest="slow")
 def test_the_gradient_is_that_of_differences(by_input):
     with double_precision():
@@ -98,11 +92,7 @@ def test_the_mode_is_that_of_another_optimiser():
     np.testing.assert_allclose(np.log(found.slopes[len(found.slopes) // 2]), expected[0], atol=2e-3)
 
 
-@pytest.mark.fault(
-    "wide_limit/_label_regression.py",
-    "np.append(np.log(self.slope), self.shift)",
-    "np.append(np.log(self.slope), 0 * self.shift)",
-)
+@pytest.mark.fault("wide_limit/_label_regression.py", "self.slope), self.shift)", "self.slope), 0 * self.shift)")
 def test_a_calibration_is_the_prior_of_another():
     values, labels = RNG.normal(size=(20, 3)), RNG.integers(0, 3, 20)
     first = Calibration.of(RNG.normal(size=(40, 3)), RNG.integers(0, 3, 40))

@@ -74,11 +74,7 @@ def test_the_bound_of_classes_is_just_below_the_integral():
     assert exact - 0.15 < value < exact + 1e-3
 
 
-@pytest.mark.fault(
-    "wide_limit/_variational.py",
-    "return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1]",
-    "return 0.5 * (state.alpha @ state.alpha.T - 2 * state.alpha.shape[1]",
-)
+@pytest.mark.fault("wide_limit/_variational.py", "- state.alpha.shape[1]", "- 2 * state.alpha.shape[1]")
 @parametrize("likelihood", [*KINDS, "categorical"], rest="slow")
 def test_the_gradient_is_that_of_differences(likelihood, monkeypatch):
     """The envelope: with its best Gaussian held, the bound moves by the prior alone."""
@@ -108,11 +104,7 @@ def test_the_bound_is_near_scikit_learns_laplace_evidence():
     assert abs(value - peer.log_marginal_likelihood_value_) < 0.02 * 80
 
 
-@pytest.mark.fault(
-    "wide_limit/_likelihoods.py",
-    "above = (mean[~narrow, None] - logistics) / wide",
-    "above = (mean[~narrow, None] - 0 * logistics) / wide",
-)
+@pytest.mark.fault("wide_limit/_likelihoods.py", "~narrow, None] - logistics) /", "~narrow, None] - 0 * logistics) /")
 @pytest.mark.parametrize("scale", [0.1, 0.6, 3.0, 50.0])
 def test_averages_of_a_logistic_function(scale):
     found = logistic_averages(np.array([0.7]), np.array([scale**2]))
@@ -124,11 +116,7 @@ def test_averages_of_a_logistic_function(scale):
         np.testing.assert_allclose(value[0], expected, rtol=1e-6)
 
 
-@pytest.mark.fault(
-    "wide_limit/_likelihoods.py",
-    "height, hazard = _at(np.minimum((best[:, None] - mean) / scale[:, None], _FARTHEST), 1 / scale)",
-    "height, hazard = _at(np.minimum((best[:, None] - mean) / scale[:, None], _FARTHEST), 0.9 / scale)",
-)
+@pytest.mark.fault("wide_limit/_likelihoods.py", "/ scale[:, None], _FARTHEST), 1", "/ scale[:, None], _FARTHEST), 0.9")
 @pytest.mark.parametrize("scale", [1e-6, 0.3, 4.0, 60.0])
 def test_averages_of_a_softmax(scale):
     """Against draws in antithetic pairs, and each other: they are derivatives of the first."""
@@ -205,11 +193,7 @@ def test_the_choice_predicts_as_well_as_the_best_of_a_grid_of_readouts():
 
 
 @pytest.mark.as_compiled
-@pytest.mark.fault(
-    "wide_limit/_label_regression.py",
-    "yield np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)",
-    "yield np.flatnonzero(folds >= 0), np.flatnonzero(folds == fold)",
-)
+@pytest.mark.fault("wide_limit/_label_regression.py", "np.flatnonzero(folds != fold),", "np.flatnonzero(folds >= 0),")
 @parametrize(("labels", "likelihood"), [(OUTCOMES, "bernoulli"), (CLASSES, "categorical")], rest="slow")
 def test_labels_left_out_are_as_probable_as_by_refits(labels, likelihood):
     fit = wide_limit.fit(X, labels, likelihood=likelihood, labels="logits", num_restarts=1, progress_bar=False)
