@@ -58,18 +58,24 @@ def abstract_sites(
 ) -> Sites:
     """Return the sites of a run without numbers."""
     sites: Sites = {}
-    jax.eval_shape(lambda: sites.update(run_model(startable(model), args, kwargs, values=values)))
+
+    # The key is an argument, so that draws are traced where JAX evaluates what depends on constants alone.
+    def run(key: Array) -> None:
+        sites.update(run_model(startable(model, key), args, kwargs, values=values, rng_key=key))
+
+    jax.eval_shape(run, jax.random.key(0))
     return sites
 
 
-def startable(model: Callable) -> Callable:
+def startable(model: Callable, rng_key: Array | None = None) -> Callable:
     """Return a model that runs where some priors have no draws: there NumPyro finds initial values."""
 
     def initial_value(site: dict) -> Any:
         # NumPyro warns of sites that have a value.
         return init_to_sample(site) if site["value"] is None else None
 
-    return substitute(seed(model, jax.random.key(0)), substitute_fn=initial_value)
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    return substitute(seed(model, rng_key), substitute_fn=initial_value)
 
 
 def sample_sites(sites: Sites) -> Sites:

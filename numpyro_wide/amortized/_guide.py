@@ -15,6 +15,7 @@ from numpyro.distributions.transforms import AffineTransform, ReshapeTransform, 
 from numpyro.primitives import mutable
 
 from numpyro_wide._checks import check_key, check_names_known, check_one_of, column_deviations, listing, whole_number
+from numpyro_wide._compile import run_program
 from numpyro_wide._traces import Sites, abstract_sites, fixed_supports, run_model
 from numpyro_wide.amortized._families import (
     ConditionalNormals,
@@ -156,7 +157,7 @@ class AutoAmortized:
         model = partial(self.model, *args, **kwargs)
         sites = abstract_sites(model, (), {})
         if fixed_supports(sites) is None:
-            latents, _ = self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())
+            latents, _ = self._simulate(model, random.key(0), PILOT_SIZE, ())
         else:
             latents = self.latents(sites)
         simulated = [name for name in latents if name in simulations]
@@ -209,8 +210,8 @@ class AutoAmortized:
         model, guide = bound(self.model, self, args, kwargs)
         check_params(guide, rng_key, params, values)
         if simulations is None:
-            keys = random.split(rng_key, whole_number("num_simulations", num_simulations, 4))
-            _, simulations = self._simulate(model, keys, self.observed)
+            num_simulations = whole_number("num_simulations", num_simulations, 4)
+            _, simulations = self._simulate(model, rng_key, num_simulations, self.observed)
         refuse_missing("simulations", self.observed, simulations)
         constants = params[f"{self.prefix}_constants"]
 
@@ -271,13 +272,14 @@ class AutoAmortized:
             # Also where the guide is first traced: bounds of latents are numbers here.
             with jax.ensure_compile_time_eval():
                 model = partial(self.model, *args, **kwargs)
-                keys = random.split(random.key(0), PILOT_SIZE)
-                latents, simulations = self._simulate(model, keys, self.observed)
+                latents, simulations = self._simulate(model, random.key(0), PILOT_SIZE, self.observed)
                 constants = mutable(name, self._standardisation(finite(simulations)[0], latents)[name])
         return constants
 
-    def _simulate(self, model: Callable, keys: Array, observed: tuple[str, ...]) -> tuple[dict[str, "_Latent"], Draws]:
-        """Read the latents off the model, and simulate them and data once for each key; refuse supports that vary."""
+    def _simulate(
+        self, model: Callable, rng_key: Array, num_simulations: int, observed: tuple[str, ...]
+    ) -> tuple[dict[str, "_Latent"], Draws]:
+        """Read the latents off the model, and simulate them and data; refuse supports that vary."""
         sites = abstract_sites(model, (), {})
         if fixed_supports(sites) is None:  # bounds may be arrays
             sites = run_model(model)
@@ -289,7 +291,8 @@ class AutoAmortized:
             supports = {name: jax.tree.leaves(sites[name]["fn"].support) for name in latents}
             return {name: sites[name]["value"] for name in (*latents, *observed)}, supports
 
-        draws, supports = jax.jit(jax.vmap(single))(keys)
+        keys = partial(random.split, num=num_simulations)
+        draws, supports = run_program(lambda key: jax.vmap(single)(keys(key)), rng_key, quick=True)
         bounds = jax.tree.map(np.asarray, supports)
         if varying := [name for name in bounds if any((bound != bound[:1]).any() for bound in bounds[name])]:
             raise ValueError(

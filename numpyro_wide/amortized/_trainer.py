@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -152,7 +152,6 @@ class AmortizedForwardKL:
     ) -> AmortizedState:
         """Make the state before the first step; arguments as of :meth:`run`."""
         check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
-        model_key, guide_key, run_key = random.split(rng_key, 3)
         model, guide = bound(self.model, self.guide, args, kwargs)
         model_sites = abstract_sites(model, (), {})
         stored = simulations or {}
@@ -162,9 +161,9 @@ class AmortizedForwardKL:
             init_params = {**self.guide.standardisation(stored, *args, **kwargs), **(init_params or {})}
         latents: list[str] = []
 
-        def single(observed_values: Draws) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        def single(rng_key: Array, observed_values: Draws) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
             recorder = Recorder(guide)
-            sites = run_guide(recorder, guide_key, init_params or {}, observed_values)
+            sites = run_guide(recorder, rng_key, init_params or {}, observed_values)
             check_guide(sites, model_sites, self.observed)
             latents[:] = values_of_type(sites, "sample")
             params = values_of_type(sites, "param")
@@ -174,18 +173,19 @@ class AmortizedForwardKL:
             recorded = {name: value for name, value in recorder.values.items() if value is not None}
             return params, {name: value for name, value in recorded.items() if name not in params}, supports
 
-        def start(data: Draws) -> tuple[Any, dict[str, Any] | None, dict[str, Any]]:
+        def start(rng_key: Array, data: Draws) -> tuple[Array, Any, dict[str, Any] | None, dict[str, Any]]:
+            model_key, guide_key, run_key = random.split(rng_key, 3)
             draws = data or simulate(model, model_key, self.observed)
             # A batch of one: guides may use the axis. Constraints that hold arrays are results, as the arrays are.
             observed_values = {name: jnp.asarray(draws[name])[None] for name in self.observed}
-            values = jax.vmap(single, axis_name=AXIS_NAME)(observed_values)
+            values = jax.vmap(partial(single, guide_key), axis_name=AXIS_NAME)(observed_values)
             params, mutable, supports = jax.tree.map(lambda leaf: leaf[0], values)
             params = {name: biject_to(supports[name]).inv(value) for name, value in params.items()}
             params, mutable = jax.tree.map(_strongly_typed, (params, mutable))
-            return self.optim.init(params), mutable or None, supports
+            return run_key, self.optim.init(params), mutable or None, supports
 
         data = {name: stored[name][0] for name in self.observed} if stored else {}
-        optim_state, mutable, supports = run_program(start, data, quick=True)
+        run_key, optim_state, mutable, supports = run_program(start, rng_key, data, quick=True)
         if simulations is not None:
             refuse_missing("simulations", latents, simulations, "latent site of the guide")
         if not _are_equal((tuple(latents), supports), (self._latents, self._supports)):
@@ -473,10 +473,7 @@ class AmortizedForwardKL:
             return -jnp.mean(trainer._log_prob(params, draws, keys)[0], where=jnp.stack(is_finite).all(axis=0))
 
         if key not in self._programs:
-            self._programs[key] = (
-                jax.jit(train, static_argnames=("capacity", "stable")),
-                jax.jit(held_out_loss, static_argnames="num_simulations"),
-            )
+            self._programs[key] = _program(train), _program(held_out_loss)
         return *self._programs[key], arrays
 
     def _blocks(self, key: Array, stored: Draws | None) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple]]:
@@ -527,6 +524,12 @@ def _merge(leaf: Array) -> Array:
     # Equal states stay as they are, to the last bit.
     merged = leaf[0] + (leaf - leaf[:1]).mean(0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0]
     return lax.convert_element_type(merged, leaf.dtype)
+
+
+def _program(fn: Callable) -> Callable:
+    """Return a function that is compiled for arrays like its arguments, and for each value of its keywords."""
+    with_options = cache(lambda **options: partial(fn, **options))  # JAX traces one function once
+    return lambda *args, **options: run_program(with_options(**options), *args)
 
 
 def _are_equal(left: Any, right: Any) -> bool:

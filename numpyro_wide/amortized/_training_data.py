@@ -74,7 +74,7 @@ def _are_inside(name: str, values: np.ndarray, site: dict, is_latent: bool) -> n
         return is_inside
     if is_latent and not support.is_discrete:
         is_inside = ~_have_infinite_coordinates(values, support)
-    if not np.all(jax.vmap(support)(values[is_inside])):
+    if not np.all(jax.jit(jax.vmap(support))(values[is_inside])):
         raise ValueError(f"simulations[{name!r}] must lie in the support of the model's site, {support}.")
     return is_inside
 
