@@ -198,9 +198,10 @@ def _at_scales(
         functions, under_law = zip(*(units[column] for column in term), strict=True)
         basis = scale * _products(functions)
         rows, new = basis[:num_rows], basis[num_rows:]
-        covariance = np.eye(rows.shape[1]) - rows.T @ process.solve(rows)  # of coefficients, N(0, I) a priori
-        means.append(new @ (rows.T @ process.weights[:, 0]))
-        variances.append(np.maximum(np.sum((new @ covariance) * new, axis=1), 0.0))
+        shared = new @ rows.T  # covariance with the targets
+        means.append(shared @ process.weights[:, 0])
+        known = np.sum(shared.T * process.solve(shared.T), axis=0)
+        variances.append(np.maximum(np.sum(new**2, axis=1) - known, 0.0))
         coefficients = random.normal(size=(num_draws, rows.shape[1]))
         bases.append((rows, scale**2 * _products([variance[None] for variance in under_law])[0], coefficients))
     # Matheron's rule: a draw of the prior moves by what targets differ from its own, with noise.
