@@ -236,13 +236,13 @@ def _posterior(
         noise_scale = noise_scale if num_outputs is None or not jnp.ndim(noise_scale) else noise_scale[:, None]
         bnn(network, num_outputs, noise_scale, scales=fit.scales, block_size=block_size)(x, y)
 
-    wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
+    collapsed = collapse_readout(model, readout="readout", features="features", observed="y")
     with double_precision():
         args = tuple(jnp.asarray(values, float) for values in (inputs, targets, noise_scale))
         # One row is enough to draw hidden weights.
         drawn = Predictive(model, num_samples=num_draws)(jax.random.key(seed), args[0][:1])
         draws = {name: values for name, values in drawn.items() if name.startswith("hidden.")}
-        predictive = ReadoutPredictive(wrapped, draws, args, progress_bar=progress_bar)
+        predictive = ReadoutPredictive(collapsed, draws, args, progress_bar=progress_bar)
         log_evidence = np.asarray(predictive.log_evidence())
     _, shape = pareto_smoothed(log_evidence)
     weights = softmax(log_evidence) if weighted else np.full(num_draws, 1 / num_draws)

@@ -145,8 +145,8 @@ def wide_enough(
         >>> from numpyro_wide.diagnostics import wide_enough
         >>> from numpyro_wide.nn import FCN, bnn
         >>> model, x = bnn(FCN(depth=1, width=512), num_outputs=None, noise=0.5), jnp.linspace(-1, 1, 5)[:, None]
-        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
-        >>> wide_enough(jax.random.key(0), {512: wrapped}, x, x[:, 0]).rows[512].advice
+        >>> collapsed = collapse_readout(model, readout="readout", features="features", observed="y")
+        >>> wide_enough(jax.random.key(0), {512: collapsed}, x, x[:, 0]).rows[512].advice
         'at the limit: wide_limit_draws is enough'
     """
     check_key("rng_key", rng_key, "wide_enough(rng_key, model, x, y)")

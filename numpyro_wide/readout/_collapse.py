@@ -215,8 +215,8 @@ def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, v
         >>> from numpyro_wide import collapse_readout, nn
         >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
-        >>> mcmc = MCMC(NUTS(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
+        >>> collapsed = collapse_readout(model, readout="readout", features="features", observed="y")
+        >>> mcmc = MCMC(NUTS(collapsed), num_warmup=10, num_samples=10, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), x, jnp.sin(x[:, 0]))
         >>> sorted(mcmc.get_samples())
         ['hidden.hidden_0.kernel']

@@ -92,9 +92,9 @@ def wide_limit_draws(
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide import collapse_readout, nn, wide_limit_draws
         >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
-        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
+        >>> collapsed = collapse_readout(model, readout="readout", features="features", observed="y")
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> wide_limit_draws(jax.random.key(0), wrapped, 20, x, jnp.sin(x[:, 0]))["readout"].shape
+        >>> wide_limit_draws(jax.random.key(0), collapsed, 20, x, jnp.sin(x[:, 0]))["readout"].shape
         (20, 50)
     """
     order = "wide_limit_draws(rng_key, model, num_samples, x, y)"

@@ -79,9 +79,9 @@ def readout_function(
         >>> from numpyro_wide import collapse_readout, nn
         >>> from numpyro_wide.readout import readout_function
         >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
-        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
+        >>> collapsed = collapse_readout(model, readout="readout", features="features", observed="y")
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> function = readout_function(wrapped, (x, x[:, 0]), jnp.array([[0.3], [0.7]]))
+        >>> function = readout_function(collapsed, (x, x[:, 0]), jnp.array([[0.3], [0.7]]))
         >>> function({"hidden.hidden_0.kernel": jax.random.normal(jax.random.key(0), (1, 50))}).shape
         (2,)
     """

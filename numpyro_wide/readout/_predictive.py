@@ -138,11 +138,11 @@ class ReadoutPredictive:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide import ReadoutPredictive, collapse_readout, nn, wide_limit_draws
         >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
-        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
+        >>> collapsed = collapse_readout(model, readout="readout", features="features", observed="y")
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
         >>> y = jnp.sin(x[:, 0])
-        >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, y)
-        >>> predictive = ReadoutPredictive(wrapped, draws, (x, y))
+        >>> draws = wide_limit_draws(jax.random.key(0), collapsed, 20, x, y)
+        >>> predictive = ReadoutPredictive(collapsed, draws, (x, y))
         >>> predictions = predictive(jax.random.key(1), jnp.zeros((3, 1)))
         >>> {name: values.shape for name, values in sorted(predictions.items())}
         {'mean': (20, 3), 'noise_scale': (20, 3), 'predictive_variance': (20, 3), 'variance': (20, 3), 'y': (20, 3)}
