@@ -85,12 +85,13 @@ def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple)
 
 
 def operations(jaxpr: Any) -> Iterator[Any]:
-    """Yield the operations of a traced program, those of its functions and loops included."""
+    """Yield the operations of a traced program, of functions and loops those inside."""
     for equation in jaxpr.eqns:
-        yield equation
-        for param in jax.tree.leaves(equation.params):
-            if hasattr(param, "eqns"):
-                yield from operations(param)
+        programs = [param for param in jax.tree.leaves(equation.params) if hasattr(param, "eqns")]
+        if not programs:
+            yield equation
+        for program in programs:
+            yield from operations(program)
 
 
 def _host_functions(jaxpr: Any) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from numpyro.primitives import apply_stack
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import check_names_known, kind_of, whole_number
+from numpyro_wide._compile import operations
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
 
 
@@ -163,17 +164,7 @@ def _numbers_per_row(network: Callable, x: Array) -> int:
 
     def count(num_rows: int) -> int:
         rows = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype)
-        return _sizes(jax.make_jaxpr(network)(rows).jaxpr)
+        jaxpr = jax.make_jaxpr(network)(rows).jaxpr
+        return sum(variable.aval.size for operation in operations(jaxpr) for variable in operation.outvars)
 
     return max(1, count(2) - count(1))
-
-
-def _sizes(jaxpr: Any) -> int:
-    total = 0
-    for equation in jaxpr.eqns:
-        inner = [value for value in equation.params.values() if hasattr(value, "eqns") or hasattr(value, "jaxpr")]
-        if inner:
-            total += sum(_sizes(getattr(value, "jaxpr", value)) for value in inner)
-        else:
-            total += sum(variable.aval.size for variable in equation.outvars)
-    return total
