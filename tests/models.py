@@ -30,11 +30,7 @@ def network(x, y=None, *, width: int = WIDTH, noise_scale=None):
 
 
 def linear(
-    n: int = 6,
-    d: int = 4,
-    k: int | None = 2,
-    noise: Callable = lambda: 0.3,
-    prior: Callable | None = None,
+    n: int = 6, d: int = 4, k: int | None = 2, noise: Callable = lambda: 0.3, prior: Callable | None = None
 ) -> Callable:
     """A Bayesian linear regression on random features, with everything about it adjustable."""
     features_value = jnp.asarray(np.random.default_rng(1).normal(size=(n, d)))

@@ -103,9 +103,7 @@ def test_kernels_draw_from_the_exact_posterior(name, form, depth, width):
 @pytest.mark.as_compiled
 @pytest.mark.fault("readout/_predictions.py", "None] * noise_scale[:, None] ** 2", "None] * noise_scale[:, None]")
 @parametrize(
-    ("name", "form", "depth", "width"),
-    [("split", "collapsed", 1, 16), ("langevin", "repriorised", 2, 16)],
-    rest="slow",
+    ("name", "form", "depth", "width"), [("split", "collapsed", 1, 16), ("langevin", "repriorised", 2, 16)], rest="slow"
 )
 def test_predictions_with_the_readout_integrated_out(name, form, depth, width):
     model, draws = draws_of(name, form, depth, width)
@@ -150,11 +148,7 @@ def joint_log_densities(draws, depth):
 # Over 200 repetitions, and of plain networks: studies/exact_laws.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("form", "depth", "width", "method"),
-    [
-        ("collapsed", 2, 64, "stepping-stone"),
-        ("repriorised", 1, 16, "bridge"),
-    ],
+    ("form", "depth", "width", "method"), [("collapsed", 2, 64, "stepping-stone"), ("repriorised", 1, 16, "bridge")]
 )
 def test_evidence_is_exact_within_its_errors(form, depth, width, method):
     model, num = linear_network(form, depth, width), 6

@@ -17,10 +17,7 @@ SMALLER = {
         "(50, 200, 800)": "(4, 800)",
     },
     "wide_mean_field.py": {"width=1000": "width=10", "num_steps=2000": "num_steps=20"},
-    "amortise.py": {
-        "num_steps=5000": "num_steps=20",
-        'num_simulations": 500': 'num_simulations": 30',
-    },
+    "amortise.py": {"num_steps=5000": "num_steps=20", 'num_simulations": 500': 'num_simulations": 30'},
 }
 
 

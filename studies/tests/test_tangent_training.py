@@ -82,12 +82,7 @@ def test_a_linearised_network_follows_the_closed_form(x64, make_network):
     trained, _ = jax.jit(lambda flat: jax.lax.scan(step, flat, length=300))(flat0)
     ntk = jax.jit(lambda x1, x2: empirical_ntk(f, params0, x1, x2))
     closed_form = gradient_flow(
-        ntk(x, x),
-        ntk(x_test, x),
-        targets,
-        3.0,
-        initial_train=f(params0, x),
-        initial_test=f(params0, x_test),
+        ntk(x, x), ntk(x_test, x), targets, 3.0, initial_train=f(params0, x), initial_test=f(params0, x_test)
     )
     np.testing.assert_allclose(f_lin(unravel(trained), x_test), closed_form, rtol=1e-6)
 

@@ -173,11 +173,7 @@ def test_importance_weights_need_a_likelihood():
     def guide(observed_values):
         sample("theta", dist.Normal(jnp.sum(observed_values["x"]), numpyro.param("scale", 1.0)))
 
-    cases = [
-        (with_nuisance, r"marginalises 'z'"),
-        (implicit, r"'x' are functions"),
-        (delta, r"'x' are func"),
-    ]
+    cases = [(with_nuisance, r"marginalises 'z'"), (implicit, r"'x' are functions"), (delta, r"'x' are func")]
     for model, message in cases:
         trainer = AmortizedForwardKL(model, guide, optax.sgd(0.1), observed="x")
         with pytest.raises(ValueError, match=message):

@@ -33,12 +33,7 @@ def gaussian_kl(mean, covariance):
 
 @parametrize(
     ("basis", "scale"),
-    [
-        (np.eye(3)[:, :1], [0.7]),
-        (TILTED_PLANE[:, :1], [0.7]),
-        (AXIS_PLANE, [0.7, 1.6]),
-        (TILTED_PLANE, [0.7, 1.6]),
-    ],
+    [(np.eye(3)[:, :1], [0.7]), (TILTED_PLANE[:, :1], [0.7]), (AXIS_PLANE, [0.7, 1.6]), (TILTED_PLANE, [0.7, 1.6])],
     ids=["axis line", "tilted line", "axis plane", "tilted plane"],
     rest="slow",
 )
@@ -231,11 +226,7 @@ def test_lower_bound_is_reached_by_the_restricted_prior(x64):
 def test_transformations_and_gradients():
     def value(loc, scale, row, rate, alpha):
         p = dist.MultivariateNormal(jnp.asarray(MEAN), scale_tril=jnp.asarray(ROOT))
-        q = (
-            DegenerateNormal(loc, TILTED_PLANE, scale),
-            BernoulliDropout(row, rate),
-            GaussianDropout(row, alpha),
-        )
+        q = (DegenerateNormal(loc, TILTED_PLANE, scale), BernoulliDropout(row, rate), GaussianDropout(row, alpha))
         return sum(quasi_kl(x, p) for x in q)
 
     value = jax.jit(value)

@@ -53,10 +53,7 @@ def test_terms_add_up_to_the_loss(loss):
     svi = SVI(model, normal_guide(16), numpyro.optim.Adam(0.01), loss)
     state = svi.init(jax.random.key(0), X, Y)
     terms, expected = jax.jit(
-        lambda s: (
-            elbo_terms(svi, s, X, Y),
-            loss.loss(s.rng_key, svi.get_params(s), svi.model, svi.guide, X, Y),
-        )
+        lambda s: (elbo_terms(svi, s, X, Y), loss.loss(s.rng_key, svi.get_params(s), svi.model, svi.guide, X, Y))
     )(state)
     assert set(terms.kl) == {"w", "b", "v"} and set(terms.log_likelihood) == {"y"}
     assert terms.num_weights == {"w": 16, "b": 16, "v": 16}
@@ -129,10 +126,7 @@ def test_certificate_formula(x64):
         ({"bias_scale": -1.0}, "bias_scale must not be negative"),
         ({"readout_scale": float("nan")}, "readout_scale must not be negative or NaN"),
         ({"targets": np.full(10, np.nan)}, "targets must not contain NaN, but 10"),
-        (
-            {"targets": np.full(10, np.inf)},
-            "targets must be finite, but 10 .* infinite, the first in row 0; drop",
-        ),
+        ({"targets": np.full(10, np.inf)}, "targets must be finite, but 10 .* infinite, the first in row 0; drop"),
     ],
 )
 def test_the_bound_refuses_what_gives_none(arguments, message):

@@ -111,11 +111,7 @@ def test_rows_on_one_device():
 @pytest.mark.parametrize(
     ("arrays", "devices", "message"),
     [
-        (
-            (np.ones((4, 2)), np.ones(3)),
-            None,
-            r"same number of rows, at least one, but .* are \[\(4, 2\), \(3,\)\]",
-        ),
+        ((np.ones((4, 2)), np.ones(3)), None, r"same number of rows, at least one, but .* are \[\(4, 2\), \(3,\)\]"),
         ((np.ones(()),), None, r"same number of rows, at least one, but their shapes are \[\(\)\]"),
         ((np.ones((0, 2)), np.ones(0)), None, r"at least one, but their shapes are \[\(0, 2\), \(0,\)\]"),
         ((np.ones((5, 2)),), ["a", "b"], "5 rows cannot be shared out evenly to 2 devices"),

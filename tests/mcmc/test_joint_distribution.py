@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from numpyro_wide.mcmc import (
-    MicrocanonicalLangevin,
-)
+from numpyro_wide.mcmc import MicrocanonicalLangevin
 from tests.mcmc.cases import ADJUSTED, regression, regression_data
 from tests.mcmc.joint_distribution import fresh_moments, largest_z_score, problem_of
 

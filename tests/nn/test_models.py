@@ -14,14 +14,7 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
-from numpyro_wide import (
-    ReadoutPredictive,
-    collapse_readout,
-    guide_draws,
-    linear_gaussian,
-    repriorise,
-    wide_limit_draws,
-)
+from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, linear_gaussian, repriorise, wide_limit_draws
 from numpyro_wide.nn import FCN, bnn, network_parameters, random_network
 from tests.marks import parametrize
 

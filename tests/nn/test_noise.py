@@ -13,14 +13,7 @@ from numpyro.infer import MCMC, Predictive
 from numpyro.infer.util import log_density
 from scipy.special import logsumexp
 
-from numpyro_wide import (
-    ReadoutPredictive,
-    collapse_readout,
-    model_evidence,
-    repriorise,
-    wide_limit,
-    wide_limit_draws,
-)
+from numpyro_wide import ReadoutPredictive, collapse_readout, model_evidence, repriorise, wide_limit, wide_limit_draws
 from numpyro_wide.diagnostics import to_arviz
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.nn import FCN, NoiseNetwork, bnn

@@ -135,9 +135,7 @@ def dense_joint_log_density(x, y, x_new, y_new, noise, noise_new):
 
 
 @parametrize(
-    ("k", "noise"),
-    [(None, 0.3), (2, 0.3), (2, np.array([0.2, 0.7])), (None, "by row"), (2, "by row")],
-    rest="slow",
+    ("k", "noise"), [(None, 0.3), (2, 0.3), (2, np.array([0.2, 0.7])), (None, "by row"), (2, "by row")], rest="slow"
 )
 def test_all_rows_together_against_dense_densities(x64, k, noise):
     (x, y), (x_new, y_new) = data(8, k), data(6, k, seed=2)

@@ -60,13 +60,7 @@ def fixed_noise(x, y=None):
 
 
 def run(model, num_samples=400, seed=0):
-    mcmc = MCMC(
-        SplitHMC(model),
-        num_warmup=200,
-        num_samples=num_samples,
-        num_chains=2,
-        chain_method="vectorized",
-    )
+    mcmc = MCMC(SplitHMC(model), num_warmup=200, num_samples=num_samples, num_chains=2, chain_method="vectorized")
     mcmc.run(jax.random.key(seed), X, Y)
     return mcmc
 

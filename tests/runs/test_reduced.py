@@ -11,11 +11,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS, Predictive
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
-from numpyro_wide.diagnostics import (
-    function_ess,
-    projected_ess,
-    random_projections,
-)
+from numpyro_wide.diagnostics import function_ess, projected_ess, random_projections
 from numpyro_wide.mcmc import MicrocanonicalLangevin, PreconditionedCrankNicolson
 from numpyro_wide.readout import readout_function, site_function
 from numpyro_wide.runs import reduced
@@ -76,8 +72,7 @@ def test_projections_and_function_values_are_those_of_the_full_draws(stored):
     "runs/_reduced.py", "{name: value for name, value in sites.items() if name not in self.drop}", "dict(sites)"
 )
 @pytest.mark.parametrize(
-    "kernel_class",
-    [PreconditionedCrankNicolson, pytest.param(MicrocanonicalLangevin, marks=pytest.mark.slow)],
+    "kernel_class", [PreconditionedCrankNicolson, pytest.param(MicrocanonicalLangevin, marks=pytest.mark.slow)]
 )
 def test_a_reduced_run_stores_no_weights_resumes_and_shows_the_kernel_s_diagnostics(kernel_class):
     sites = ["hidden", "scale"]
@@ -104,10 +99,7 @@ def test_a_reduced_kernel_is_pickled():
 @pytest.mark.fault("readout/_functions.py", "read_run(form, draw, args, kwargs)", "read_run(form, draw, args, {})")
 def test_readout_function_is_the_mean_of_readout_predictive():
     x, y = small_data(10)
-    draws = {
-        "hidden": jax.random.normal(jax.random.key(0), (3, 1, WIDTH)),
-        "scale": jnp.array([0.5, 1.0, 2.0]),
-    }
+    draws = {"hidden": jax.random.normal(jax.random.key(0), (3, 1, WIDTH)), "scale": jnp.array([0.5, 1.0, 2.0])}
     expected = ReadoutPredictive(COLLAPSED, draws, (x, y))(KEY, X_TEST)["mean"]
     found = jax.vmap(readout_function(COLLAPSED, (x, y), X_TEST))(draws)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

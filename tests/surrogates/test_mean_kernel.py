@@ -115,11 +115,7 @@ def test_it_follows_the_model_as_it_is_at_the_call():
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (
-            (model, "psi", X),
-            {},
-            "features names the site 'psi', .* its sites are 'scale', 'hidden'",
-        ),
+        ((model, "psi", X), {}, "features names the site 'psi', .* its sites are 'scale', 'hidden'"),
         ((model, "w", X), {}, r"the features 'w' must have shape \(n, d\), but have \(5,\)"),
         ((model, "features", X), {"readout": "y"}, "the readout 'y' must have 5 rows"),
         (
@@ -127,11 +123,7 @@ def test_it_follows_the_model_as_it_is_at_the_call():
             {"readout": "v"},
             "readout names the latent site 'v', which .* latent sites are .* 'hidden', 'w'",
         ),
-        (
-            (partial(model, prior=LAPLACE), "features", X),
-            {"readout": "w"},
-            "must have a Normal distribution",
-        ),
+        ((partial(model, prior=LAPLACE), "features", X), {"readout": "w"}, "must have a Normal distribution"),
         ((model, "features", np.full_like(X, np.inf)), {}, "the features 'features' must be finite"),
         ((model, "features", X), {"num_draws": 0}, "num_draws must be a whole number of at least 1"),
         ((model, "features", X), {"samples": {}}, "samples must hold arrays"),

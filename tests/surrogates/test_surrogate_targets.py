@@ -120,13 +120,7 @@ def statistics(model, key):
 
     Four chains: one in ten sits for hundreds of draws where hidden units have another sign, which only others show.
     """
-    mcmc = MCMC(
-        NUTS(model, max_tree_depth=6),
-        num_warmup=200,
-        num_samples=400,
-        num_chains=4,
-        chain_method="vectorized",
-    )
+    mcmc = MCMC(NUTS(model, max_tree_depth=6), num_warmup=200, num_samples=400, num_chains=4, chain_method="vectorized")
     mcmc.run(jax.random.key(key), X, LABELS)
     draws = mcmc.get_samples(group_by_chain=True)
     logits = draws["logits"][:, :, ::7]

@@ -324,19 +324,11 @@ def bad_kernel():
         (([1] * 4, "student_t", KERNEL), {"df": 3.0}, "the likelihood 'student_t' needs 'scale'"),
         (([1] * 4, "poisson", KERNEL), {"scale": 3.0}, "'scale' must not be given where the likelihood is 'poisson'"),
         (([1] * 4, POISSON, KERNEL), {"df": 3.0}, "'df' must not be given .* as a function; drop it"),
-        (
-            ([1] * 4, "poisson", KERNEL),
-            {"contrasts": True},
-            "contrasts belong to a categorical .* but .*'poisson'",
-        ),
+        (([1] * 4, "poisson", KERNEL), {"contrasts": True}, "contrasts belong to a categorical .* but .*'poisson'"),
         (([1] * 4, "categorical", KERNEL), {"num_classes": 1}, "num_classes must be a whole number of at least 2"),
         (([0, 1, 2, 3], "categorical", KERNEL), {"num_classes": 3}, "from 0 to 2, but they range from 0.0 to 3.0"),
         ((np.ones((4, 1)), "categorical", KERNEL), {"num_classes": 3}, r"class labels must have shape \(n,\), but got"),
-        (
-            ([-1, 2, 0, 1], "poisson", KERNEL),
-            {},
-            "must be whole numbers from 0 to inf, but .* from -1.0 to 2.0",
-        ),
+        (([-1, 2, 0, 1], "poisson", KERNEL), {}, "must be whole numbers from 0 to inf, but .* from -1.0 to 2.0"),
         (([0.5, 2, 0, 1], "negative_binomial", KERNEL), {"concentration": 1.0}, "or are not whole"),
         (([1, 2, 0, 1], "bernoulli", KERNEL), {}, "must be whole numbers from 0 to 1"),
         (([1, 2, 0, 9], "binomial", KERNEL), {"total_count": [8, 8, 8, 8]}, "from 0 to total_count, at most 8"),
@@ -372,8 +364,7 @@ def test_what_cannot_be_fitted_is_refused(arguments, options, message):
 
 
 @pytest.mark.parametrize(
-    ("observations", "options"),
-    [([1j, 0, 1, 1], {}), (["a"] * 4, {}), ([0, 1, 1, 1], {"offset": 1j})],
+    ("observations", "options"), [([1j, 0, 1, 1], {}), (["a"] * 4, {}), ([0, 1, 1, 1], {"offset": 1j})]
 )
 def test_what_holds_no_real_numbers_is_refused(observations, options):
     with pytest.raises(TypeError, match="must hold real numbers, .* has the type"):
