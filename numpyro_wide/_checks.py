@@ -97,12 +97,14 @@ def check_level(level: Any) -> None:
         raise ValueError(f"level must lie between 0 and 1, such as 0.9 for 90 %, but got {level}.")
 
 
-def check_levels(name: str, levels: Sequence[Any]) -> None:
-    """Refuse levels that are not all numbers between 0 and 1."""
-    if not all(map(_is_real, levels)):
-        raise TypeError(f"{name} must be numbers, such as (0.05, 0.95), but got {levels!r}.")
+def levels_of(name: str, value: Any) -> tuple[float, ...]:
+    """Return one level or several as numbers; refuse others than those between 0 and 1."""
+    levels = np.ravel(value).tolist()
+    if not levels or not all(map(_is_real, levels)):
+        raise TypeError(f"{name} must be numbers, such as (0.05, 0.95), but got {value!r}.")
     if not all(0 < level < 1 for level in levels):
-        raise ValueError(f"{name} must lie between 0 and 1, but got {levels}.")
+        raise ValueError(f"{name} must lie between 0 and 1, but got {value}.")
+    return tuple(levels)
 
 
 def _is_real(value: Any) -> bool:

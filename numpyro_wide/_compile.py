@@ -100,7 +100,8 @@ def _host_functions(jaxpr: Any) -> Iterator[Any]:
         if "callback" in equation.primitive.name or equation.primitive.name == "debug_print":
             for param in jax.tree.leaves(equation.params):
                 # JAX wraps the functions of `pure_callback` and `io_callback` anew at each trace.
-                yield cache_key(getattr(param, "callback_func", param)), getattr(param, "in_tree", None)
+                fn = getattr(param, "callback_func", param)
+                yield cache_key(fn) if callable(fn) else param, getattr(param, "in_tree", None)
 
 
 class _ByIdentity:
@@ -117,16 +118,15 @@ class _ByIdentity:
 
 
 def cache_key(value: Any) -> Any:
-    """Return the key of a constant of a program: of functions by identity, of NumPy's arrays by their numbers."""
+    """Return the key of a constant of a program: of numbers and words by what they are, of objects by identity."""
     if isinstance(value, MethodType):
         return _ByIdentity(value.__self__), _ByIdentity(value.__func__)
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    try:
-        hash(value)
-    except TypeError:
-        return _ByIdentity(value)
-    return _ByIdentity(value) if callable(value) else (type(value), value)
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return type(value), value.dtype.str, value.shape, value.tobytes()
+    if type(value) in (float, complex):
+        return type(value), repr(value)  # 0.0 equals -0.0, and NaN not even itself
+    # An object's own equality may leave numbers out.
+    return (type(value), value) if type(value) in (bool, int, str, bytes, type(None)) else _ByIdentity(value)
 
 
 def _default_options() -> dict[str, Any]:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from numpy.typing import ArrayLike
 from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
-from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_key, check_levels, warn_if_stuck
+from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_key, levels_of, warn_if_stuck
 from numpyro_wide._traces import latent_sites, refuse_unobserved
 from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun
 from numpyro_wide.readout._model import base_name
@@ -228,7 +229,7 @@ def summary(
     *model_args: Any,
     model_kwargs: dict[str, Any] | None = None,
     rng_key: Array | None = None,
-    quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+    quantiles: ArrayLike = (0.05, 0.5, 0.95),
 ) -> RunSummary:
     """Summarise a run on one screen, by a :class:`RunSummary` to print.
 
@@ -259,7 +260,7 @@ def summary(
         >>> str(summary(mcmc, model, x, x[:, 0])).splitlines()[0]
         '1 chain of 20 draws; 100 parameters, 50 features'
     """
-    check_levels("quantiles", tuple(quantiles))
+    levels = levels_of("quantiles", quantiles)
     rng_key = random.key(0) if rng_key is None else rng_key
     check_key("rng_key", rng_key, "summary(mcmc, model, x, y, rng_key=jax.random.key(0))")
     run = FinishedRun("summary", mcmc, model, model_args, model_kwargs)
@@ -281,7 +282,7 @@ def summary(
     latent = latent_sites(run.sites)
     integrated = getattr(model, "readout", None) if getattr(model, "is_collapsed", False) else None
     return RunSummary(
-        sites=_sites(run, quantiles),
+        sites=_sites(run, levels),
         function=function,
         evidence_error=error,
         energy_drift=None if energy is None else _drift(energy),

@@ -1,7 +1,7 @@
 """Regression with wide Bayesian neural networks, for scikit-learn."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import validate_data
 
-from numpyro_wide._checks import check_level, check_levels, check_one_of, whole_number
+from numpyro_wide._checks import check_level, check_one_of, levels_of, whole_number
 from numpyro_wide.estimators._base import Report, WideBNN, moments, words_named
 from numpyro_wide.estimators._plan import plan_regression
 from numpyro_wide.estimators._policy import decide, without_copies
@@ -177,7 +177,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         covariance = self._targets.correlation(mean_z, covariance) * deviation[:, None] * deviation
         return self._out(mean), covariance if self._targets.loc.ndim else covariance[..., 0]
 
-    def predict_quantiles(self, X: ArrayLike, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+    def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Predict quantiles of observations.
 
         Args:
@@ -187,8 +187,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         Returns:
             Quantiles, (m, quantiles) or (m, k, quantiles).
         """
-        levels = tuple(np.ravel(quantiles).tolist())
-        check_levels("quantiles", levels)
+        levels = levels_of("quantiles", quantiles)
         by_level = self._by_blocks(self._rows(X), lambda mixture, _: mixture.quantiles(levels))
         return np.stack([self._out(self._targets.inverse(values)) for values in by_level], axis=-1)
 

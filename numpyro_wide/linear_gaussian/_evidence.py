@@ -27,9 +27,14 @@ def above_rounding(variance: Array, least: Array) -> Array:
     return jnp.where(variance < least, jnp.nan, variance)
 
 
-def least_variance(squared_norm: Array) -> Array:
-    r"""Return the least noise variance of an evidence for $\|\Psi\|_F^2$."""
-    return 0.1 * jnp.finfo(squared_norm.dtype).eps * squared_norm
+def least_variance(squared_norm: Array, features: Array, is_by_rows: bool) -> Array:
+    r"""Return the least noise variance of an evidence for $\|\Psi\|_F^2$.
+
+    By rows that outnumber columns, eigenvalues of rounding weigh what no column explains.
+    """
+    num_rows, num_features = features.shape
+    share = 1.0 if is_by_rows and num_rows > num_features else 0.1
+    return share * jnp.finfo(squared_norm.dtype).eps * squared_norm
 
 
 def evidence_rounding(features: Array, targets: Array, variance: Array, variant: str) -> Array:
@@ -60,7 +65,8 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
     ratio = eps * squared_norm / variance
     mean_term = ratio**2 * moved * variance * 0.1 / len(rows)
     total = 2 * eps * (by_output + size + log_det_term) + ratio**4 * mean_term
-    is_lost = (variance < least_variance(squared_norm)) | ~jnp.isfinite(total)
+    least = least_variance(squared_norm, features, variant != "feature")
+    is_lost = (variance < least) | ~jnp.isfinite(total)
     return jnp.where(is_lost, jnp.inf, total)
 
 
@@ -189,7 +195,8 @@ def _value(targets: Array, variance: Array, root: FeatureRoot | DataCholeskyRoot
     """Return the log evidence, the posterior mean μ, (d, k), and α = (Y − Ψμ)/σ² = K⁻¹Y, (n, k)."""
     num_rows, num_outputs = targets.shape
     # The root's trace costs less than the features' norm.
-    variance = above_rounding(variance, least_variance(root.trace()))
+    least = least_variance(root.trace(), root.features, isinstance(root, DataCholeskyRoot))
+    variance = above_rounding(variance, least)
     mean, residual = root.fit(targets)
     alpha = residual / variance
     # ‖Y − Ψμ‖²/σ² + ‖μ‖² = tr(Yᵀ K⁻¹ Y)

@@ -369,8 +369,8 @@ def log_evidence(
     :meth:`ReadoutProblem.of`.
 
     Returns:
-        Log evidence, a scalar; NaN for noise below rounding, $\sigma^2 < 0.1\, \epsilon \|\Psi\|_F^2$, which needs
-            float64.
+        Log evidence, a scalar; NaN for noise below rounding, $\sigma^2 < 0.1\, \epsilon \|\Psi\|_F^2$, or ten times
+            that by a data variant of more rows than columns; these need float64.
 
     Example:
         >>> import jax.numpy as jnp

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
 from numpyro_wide import _mixture
@@ -19,11 +20,11 @@ from numpyro_wide._checks import (
     are_known,
     check_key,
     check_known,
-    check_levels,
     check_no_nan,
     is_known,
     kind_of,
     late_progress,
+    levels_of,
     listing,
     named_arguments,
     num_draws_of,
@@ -226,7 +227,7 @@ class ReadoutPredictive:
     def summary(
         self,
         *args: Any,
-        quantiles: float | Sequence[float] = (0.05, 0.5, 0.95),
+        quantiles: ArrayLike = (0.05, 0.5, 0.95),
         rng_key: Array | None = None,
         **kwargs: Any,
     ) -> PredictiveSummary:
@@ -242,8 +243,7 @@ class ReadoutPredictive:
             A :class:`~numpyro_wide.readout.PredictiveSummary`. Quantiles are those of a mixture of Gaussians where the
             readout is integrated out, else of draws.
         """
-        levels = (quantiles,) if isinstance(quantiles, float) else tuple(quantiles)
-        check_levels("quantiles", levels)
+        levels = levels_of("quantiles", quantiles)
         if any(isinstance(arg, Array) and jnp.issubdtype(arg.dtype, jax.dtypes.prng_key) for arg in args):
             raise TypeError("summary(x_new) takes the rows to predict; a PRNG key goes by name, rng_key=key.")
         if self.is_integrated:

@@ -100,7 +100,8 @@ def run_in_pieces(
         **model_kwargs: keyword arguments.
 
     Raises:
-        ValueError: if a file is damaged, or the folder holds a run of another model, kernel, key or data.
+        ValueError: if a file is damaged, or the folder holds a run of another model, kernel, key or data. What
+            functions in Python compute within JAX's programs, as in ``jax.pure_callback``, is not looked at.
         RuntimeError: if another process runs in the folder.
         OSError: if the disk is full; make room and call again.
 

@@ -41,8 +41,13 @@ def test_labels_that_were_measured_twice_are_no_copies():
     model = WideBNNClassifier(method="limit", hidden=(5,), time_budget=5.0, random_state=0).fit(x, y)
     assert "22 of 52 rows are like others, but measured" in str(model.report_) and len(model.fit_.inputs) == 52
     np.testing.assert_allclose(model.predict_proba(x)[:, 1].mean(), y.mean(), atol=0.03)
-    report = Report("copies")  # of equal inputs, no two differ
-    assert len(without_copies(x, x[:, 0] > 0, report)[0]) == 26 and "26 of 52 rows are copies" in report.warnings[0]
+    # Mistakes in one of twenty pairs: more are measurements.
+    for num_different, num_rows in ((0, 26), (1, 27), (2, 52)):
+        labels = x[:, 0] > 0
+        labels[: 2 * num_different : 2] ^= True
+        report = Report("copies")
+        assert len(without_copies(x, labels, report)[0]) == num_rows
+        assert (num_different > 0) or "26 of 52 rows are copies" in report.warnings[0]
 
 
 @pytest.mark.slow

@@ -171,6 +171,26 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
         wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
 
 
+@pytest.mark.filterwarnings("ignore:the Pareto shape")
+def test_a_soft_constraint_on_the_readout_holds():
+    """A sum that is nearly zero, as an observed value: against dense conditioning in float64."""
+    x, y, noise = np.linspace(-1, 1, 4)[:, None], np.array([0.5, 0.0, -0.2, 0.4]), 0.3
+    features = np.concatenate([x, x**2, np.ones_like(x)], axis=1)
+
+    def model(x, y=None):
+        numpyro.sample("hidden", dist.Normal(0.0, 1.0))
+        features = numpyro.deterministic("features", jnp.concatenate([x, x**2, jnp.ones_like(x)], axis=1))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("sum", dist.Normal(0.0, 0.01), obs=w.sum())
+        numpyro.sample("y", dist.Normal(features @ w, noise).to_event(1), obs=y)
+
+    wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=noise)
+    draws = wide_limit_draws(jax.random.key(0), wrapped, 2000, x.astype("f"), y.astype("f"))["w"]
+    assert abs(draws.sum(axis=1)).max() < 0.06 and 0.007 < draws.sum(axis=1).std() < 0.013
+    precision = np.eye(3) + features.T @ features / noise**2 + np.ones((3, 3)) / 0.01**2
+    np.testing.assert_allclose(draws.mean(0), np.linalg.solve(precision, features.T @ y) / noise**2, atol=0.05)
+
+
 @pytest.mark.as_compiled
 @pytest.mark.fault("readout/_draws.py", "is_joint = weighted and any(updates.values())", "is_joint = False")
 @pytest.mark.filterwarnings("ignore:the Pareto shape")

@@ -239,6 +239,11 @@ def test_summary_of_a_mixture():
     assert many[11].startswith("..") and "49" in [line.split()[0] for line in many if line]
     with pytest.raises(ValueError, match=r"quantiles must lie between 0 and 1, but got \(5, 95\)"):
         predictive.summary(X_NEW, quantiles=(5, 95))
+    for levels in (0.5, np.float32(0.5), jnp.array([0.25, 0.5])):
+        assert 0.5 in predictive.summary(X_NEW, quantiles=levels).quantiles
+    for levels in (None, [], "median", object()):
+        with pytest.raises(TypeError, match="quantiles must be numbers, such as"):
+            predictive.summary(X_NEW, quantiles=levels)
 
 
 def test_summaries_of_classes_and_counts():
