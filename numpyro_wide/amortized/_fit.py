@@ -35,8 +35,9 @@ from numpyro_wide.amortized._training_data import call_simulator, check_simulati
 _BATCH_SIZE = 128
 _LEARNING_RATE = 2e-3
 _WIDTH, _WIDER = 128, 256
-_DECAY, _OTHER_DECAYS = 1.0, (0.1, 10.0)
+_DECAY = 1e4  # of weights, over the number of simulations: as a prior, it has less to say beside more of them
 _NUM_CYCLES = 4
+_FIRST_STEPS = 500  # of the first cycle, of 10,000 simulations
 _NUM_MEMBERS = 3
 _NUM_KEPT = 3  # settings of the second cycle, as less weight decay pays late; those after it are of one
 _NUM_EVALUATIONS = 8  # of the held-out loss, in the first cycle
@@ -145,7 +146,8 @@ def fit(
         encoder: flax module as of :class:`~numpyro_wide.autoguide.AutoAmortized`.
         emulate: whether to add simulations by a network that learns the simulator, if that lowers the loss. It assumes
             that data given the latents are nearly normal, positive data on a logarithmic scale, counts by their roots.
-        num_steps: most steps of all trainings together; "auto" is about 280 √n of n simulations.
+        num_steps: most steps of all trainings together; "auto" is about 280 √n of n simulations, of more than 10,000 in
+            proportion to n**0.8.
         seconds: time after which no further training starts.
         progress_bar: whether to show a bar.
 
@@ -179,7 +181,8 @@ def fit(
     if emulate:
         guide = AutoAmortized(model, observed=observed, sites=sites)
         data[True] = _with_emulated(emulate_key, guide, args, simulations, num_held_out, num_steps)
-    first = _first_settings(family, _WIDTH if encoder is None else None)
+    decay = _DECAY / max(1000, len(order))  # more would shrink weights to nothing in a step
+    first = _first_settings(family, _WIDTH if encoder is None else None, decay)
     further = partial(_further_settings, emulate=emulate)
     num_settings = len(first) + max(len(further(setting)) for setting in first)
     interval, most_steps = _plan(num_steps, len(order), num_settings)
@@ -239,22 +242,23 @@ def _simulations(
     return latents | call_simulator(simulator, latents, observed)
 
 
-def _first_settings(family: str, width: int | None) -> list[_Setting]:
+def _first_settings(family: str, width: int | None, decay: float) -> list[_Setting]:
     """Return the settings of the first cycle: one of each family."""
     families = [name for name in FAMILIES if name != "flow" or find_spec("flowjax")] if family == "auto" else [family]
-    return [_Setting(name, "precision", width, _DECAY) for name in families]
+    return [_Setting(name, "precision", width, decay) for name in families]
 
 
 def _further_settings(best: _Setting, emulate: bool) -> list[_Setting]:
     """Return the settings around the best of the first cycle: other weight decays, a wider network, another factor."""
-    settings = [best._replace(weight_decay=decay) for decay in _OTHER_DECAYS]
+    settings = [best._replace(weight_decay=factor * best.weight_decay) for factor in (0.1, 10.0)]
     if best.width is not None:
         settings.append(best._replace(width=_WIDER))
     factors = ("precision", "covariance") if best.family in ("normal", "mixture") else ("precision",)
     settings += [best._replace(factor=factor) for factor in factors[1:]]
     if emulate:
         emulated = best._replace(is_emulated=True)
-        settings += [emulated._replace(factor=factor, weight_decay=decay) for factor in factors for decay in (0.0, 0.1)]
+        decays = 0.0, 0.1 * best.weight_decay
+        settings += [emulated._replace(factor=factor, weight_decay=decay) for factor in factors for decay in decays]
     return settings
 
 
@@ -263,7 +267,8 @@ def _plan(num_steps: int | str, num_simulations: int, num_settings: int) -> tupl
     race = num_settings + 2 * _NUM_KEPT + sum(1 << cycle for cycle in range(2, _NUM_CYCLES))
     least = _NUM_EVALUATIONS * (race + (_NUM_MEMBERS - 1) * (2**_NUM_CYCLES - 1))
     if num_steps == "auto":
-        interval = math.ceil(5 * num_simulations**0.5 / _NUM_EVALUATIONS)
+        share = num_simulations / 10_000
+        interval = math.ceil(_FIRST_STEPS * share ** (0.8 if share > 1 else 0.5) / _NUM_EVALUATIONS)
     else:
         interval = whole_number("num_steps", num_steps, least) // least
     return interval, interval * least
