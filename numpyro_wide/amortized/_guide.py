@@ -291,8 +291,10 @@ class AutoAmortized:
             supports = {name: jax.tree.leaves(sites[name]["fn"].support) for name in latents}
             return {name: sites[name]["value"] for name in (*latents, *observed)}, supports
 
-        keys = partial(random.split, num=num_simulations)
-        draws, supports = run_program(lambda key: jax.vmap(single)(keys(key)), rng_key, quick=True)
+        def several(key: Array) -> tuple[Draws, dict[str, list]]:
+            return jax.vmap(single)(random.split(key, num_simulations))
+
+        draws, supports = run_program(several, rng_key, quick=True)
         bounds = jax.tree.map(np.asarray, supports)
         if varying := [name for name in bounds if any((bound != bound[:1]).any() for bound in bounds[name])]:
             raise ValueError(
