@@ -150,66 +150,60 @@ CASES = [
     Case(lambda: kernel_of({})(np.array([[1.0, np.nan]]), None), "x1 must not contain NaN"),
     Case(lambda: kernel_of({})(np.ones((2, 2)), np.array([[1.0, np.nan]])), "x2 must not contain NaN"),
     Case(
-        lambda: gp_posterior(**{**GP, **{"kernel_train": np.ones((3, 2))}}),
+        lambda: gp_posterior(**{**GP, "kernel_train": np.ones((3, 2))}),
         r"kernel_train must be a square matrix.*\(3, 2\)",
     ),
     Case(
-        lambda: gp_log_evidence(**{**EVIDENCE, **{"kernel_train": np.ones((3, 2))}}),
+        lambda: gp_log_evidence(**{**EVIDENCE, "kernel_train": np.ones((3, 2))}),
         r"kernel_train must be a square matrix.*\(3, 2\)",
     ),
-    Case(lambda: gp_posterior(**{**GP, **{"kernel_test": np.ones(2)}}), r"kernel_test must be a square matrix.*\(2,\)"),
+    Case(lambda: gp_posterior(**{**GP, "kernel_test": np.ones(2)}), r"kernel_test must be a square matrix.*\(2,\)"),
     Case(
-        lambda: gp_posterior(**{**GP, **{"kernel_cross": np.ones((3, 2))}}),
+        lambda: gp_posterior(**{**GP, "kernel_cross": np.ones((3, 2))}),
         r"\(n_test, n_train\) = \(2, 3\), but got \(3, 2\). Transpose it.",
     ),
+    Case(lambda: gp_posterior(**{**GP, "targets": np.ones(4)}), r"targets must have shape .* n_train = 3.*got \(4,\)"),
     Case(
-        lambda: gp_posterior(**{**GP, **{"targets": np.ones(4)}}), r"targets must have shape .* n_train = 3.*got \(4,\)"
-    ),
-    Case(
-        lambda: gp_log_evidence(**{**EVIDENCE, **{"targets": np.ones(4)}}),
+        lambda: gp_log_evidence(**{**EVIDENCE, "targets": np.ones(4)}),
         r"targets must have shape .* n_train = 3.*got \(4,\)",
     ),
-    Case(lambda: gp_posterior(**{**GP, **{"targets": np.array([1.0, np.nan, 2.0])}}), "targets must not contain NaN"),
+    Case(lambda: gp_posterior(**{**GP, "targets": np.array([1.0, np.nan, 2.0])}), "targets must not contain NaN"),
     Case(
-        lambda: gp_log_evidence(**{**EVIDENCE, **{"targets": np.array([1.0, np.nan, 2.0])}}),
+        lambda: gp_log_evidence(**{**EVIDENCE, "targets": np.array([1.0, np.nan, 2.0])}),
         "targets must not contain NaN",
     ),
+    Case(lambda: gp_posterior(**{**GP, "kernel_cross": np.full((2, 3), np.nan)}), "kernel_cross must not contain NaN"),
+    Case(lambda: gp_posterior(**{**GP, "noise_scale": -0.1}), "noise_scale must not be negative or NaN, but got -0.1"),
     Case(
-        lambda: gp_posterior(**{**GP, **{"kernel_cross": np.full((2, 3), np.nan)}}), "kernel_cross must not contain NaN"
-    ),
-    Case(
-        lambda: gp_posterior(**{**GP, **{"noise_scale": -0.1}}), "noise_scale must not be negative or NaN, but got -0.1"
-    ),
-    Case(
-        lambda: gp_log_evidence(**{**EVIDENCE, **{"noise_scale": -0.1}}),
+        lambda: gp_log_evidence(**{**EVIDENCE, "noise_scale": -0.1}),
         "noise_scale must not be negative or NaN, but got -0.1",
     ),
     Case(
-        lambda: gp_posterior(**{**GP, **{"noise_scale": np.ones(2)}}),
+        lambda: gp_posterior(**{**GP, "noise_scale": np.ones(2)}),
         r"noise_scale must be a number or .*\(3,\), but got \(2,\)",
     ),
     Case(
-        lambda: gp_log_evidence(**{**EVIDENCE, **{"noise_scale": np.ones(2)}}),
+        lambda: gp_log_evidence(**{**EVIDENCE, "noise_scale": np.ones(2)}),
         r"noise_scale must be a number or .*\(3,\), but got \(2,\)",
     ),
     Case(
-        lambda: gp_posterior(**{**GP, **{"kernel_train": np.eye(3) + np.eye(3, k=1)}}),
+        lambda: gp_posterior(**{**GP, "kernel_train": np.eye(3) + np.eye(3, k=1)}),
         "kernel_train must be symmetric.*by up to 1, its largest entry being 1",
     ),
     Case(
-        lambda: gp_log_evidence(**{**EVIDENCE, **{"kernel_train": np.eye(3) + np.eye(3, k=1)}}),
+        lambda: gp_log_evidence(**{**EVIDENCE, "kernel_train": np.eye(3) + np.eye(3, k=1)}),
         "kernel_train must be symmetric.*by up to 1, its largest entry being 1",
     ),
     Case(
-        lambda: gp_posterior(**{**GP, **{"kernel_test": np.eye(2) + 0.01 * np.eye(2, k=1)}}),
+        lambda: gp_posterior(**{**GP, "kernel_test": np.eye(2) + 0.01 * np.eye(2, k=1)}),
         "kernel_test must be symmetric",
     ),
     Case(
-        lambda: gp_posterior(**{**GP, **{"kernel_train": -np.eye(3)}}),
+        lambda: gp_posterior(**{**GP, "kernel_train": -np.eye(3)}),
         "not positive definite in float32: raise noise_scale",
     ),
     Case(
-        lambda: gp_log_evidence(**{**EVIDENCE, **{"kernel_train": -np.eye(3)}}),
+        lambda: gp_log_evidence(**{**EVIDENCE, "kernel_train": -np.eye(3)}),
         "not positive definite in float32: raise noise_scale",
     ),
     Case(lambda: gp_log_evidence(jnp.array([[1.0, 2.0], [2.0, 1.0]]), jnp.ones(2), 0.1), "not positive definite"),
@@ -217,37 +211,35 @@ CASES = [
     Case(lambda: empirical_ntk(lambda w, x: (x, x), W, ROWS), "one row for each .*ShapeDtypeStruct"),
     Case(lambda: empirical_ntk(linear, W, ROWS, block_size=-1), "block_size .* but got -1"),
     Case(
-        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"x": X[:, 0]}}),
+        lambda: wide_limit.fit(X[:, 0], Y),
         r"x must have at least one row and one column, \(n, d_in\); flatten images, but has shape \(40,\)",
     ),
-    Case(lambda: wide_limit.fit(**{"x": X, "y": Y, **{"x": X[:0], "y": Y[:0]}}), "at least one row"),
-    Case(lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": Y[:5]}}), "targets"),
-    Case(lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": np.where(Y > 0.5, np.nan, Y)}}), "NaN"),
+    Case(lambda: wide_limit.fit(X[:0], Y[:0]), "at least one row"),
+    Case(lambda: wide_limit.fit(X, Y[:5]), "targets"),
+    Case(lambda: wide_limit.fit(X, np.where(Y > 0.5, np.nan, Y)), "NaN"),
     Case(
-        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": np.append(Y[1:], np.inf)}}),
+        lambda: wide_limit.fit(X, np.append(Y[1:], np.inf)),
         r"y must be finite, but 1 of its entries are infinite, the first in row \d+; drop or",
     ),
     Case(
-        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"x": np.append(X[1:], [[0, -np.inf]], axis=0)}}),
+        lambda: wide_limit.fit(np.append(X[1:], [[0, -np.inf]], axis=0), Y),
         "x must be finite, but 1 of its",
     ),
     Case(
-        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": Y + 1j}}),
+        lambda: wide_limit.fit(X, Y + 1j),
         "y must hold real numbers, .* complex128",
         TypeError,
     ),
-    Case(lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": ["a"] * 40}}), "y must hold real numbers", TypeError),
-    Case(
-        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"input_scale": np.ones(2)}}), "input_scale must be True or False"
-    ),
+    Case(lambda: wide_limit.fit(X, ["a"] * 40), "y must hold real numbers", TypeError),
+    Case(lambda: wide_limit.fit(X, Y, input_scale=np.ones(2)), "input_scale must be True or False"),
     Case(
         lambda: wide_limit.fit(X, Y, input_scale=("compare",)),
         r"or both to compare, \(False, True\), but got \('compare',\)",
     ),
     Case(lambda: wide_limit.fit(X, Y, input_scale=()), "no architecture"),
     Case(lambda: wide_limit.fit(X, Y, activation="swish"), "activation must be one of .* or a function"),
-    Case(lambda: wide_limit.fit(**{"x": X, "y": Y, **{"depth": 0}}), "depth must be"),
-    Case(lambda: wide_limit.fit(**{"x": X, "y": Y, **{"depth": ()}}), "no architecture"),
+    Case(lambda: wide_limit.fit(X, Y, depth=0), "depth must be"),
+    Case(lambda: wide_limit.fit(X, Y, depth=()), "no architecture"),
     Case(lambda: jax.jit(lambda x: wide_limit.fit(x, Y).log_evidence)(X), "jit", TypeError),
     Case(lambda: fitted().predict(X[:0]), "x_new is empty; give at least one row"),
     Case(
