@@ -1,6 +1,5 @@
-"""Losses for wide networks: a tempered ELBO, a quasi-KL loss, their terms, and a bound."""
+"""Losses for wide networks: a tempered ELBO, a quasi-KL loss, and their terms."""
 
-from numpyro_wide.elbo._certificate import mean_field_bound
 from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO
 from numpyro_wide.elbo._terms import ELBOTerms as ELBOTerms
 from numpyro_wide.elbo._terms import MonitoredRun as MonitoredRun
@@ -12,6 +11,5 @@ __all__ = [
     "TemperedTraceMeanFieldELBO",
     "TraceQKL",
     "elbo_terms",
-    "mean_field_bound",
     "run_monitored",
 ]

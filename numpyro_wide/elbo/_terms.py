@@ -37,7 +37,8 @@ class ELBOTerms(NamedTuple):
     def warn_if_on_prior(self, *, tolerance: float = 0.01) -> dict[str, float]:
         """Warn if the guide is on its prior, and return nats per weight by latent site, at the end of a monitored run.
 
-        In repriorised coordinates a guide on its prior is the posterior's wide limit, and no fault.
+        Wide mean-field guides go there (Coker 2021, Theorem 1; Mathematics, :eq:`certificate`). In repriorised
+        coordinates a guide on its prior is the posterior's wide limit, and no fault.
 
         Args:
             tolerance: nats per weight below which a site is on its prior.
