@@ -19,7 +19,7 @@ CITATION = re.compile(
     r"\b([A-Z][\w-]+)(?: et al\.|(?:, [A-Z][\w-]+(?: [A-Z][\w-]+)?)*(?: (?:and|&) [A-Z][\w-]+)?) \(?((?:19|20)\d\d)\b"
 )
 NO_NAMES = {"With", "At", "March", "May", "November", "Olympic"}
-DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n(?:\n?   :members:(.*)\n)?", re.MULTILINE)
+DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n(?:\n?   :members:(.*)\n)?(   :inherited-members:)?", re.MULTILINE)
 MEMBERS = (FunctionType, classmethod, staticmethod, property, cached_property)
 # Neither code nor comments, tables and formulas.
 NO_WORDS = r"^```.*?^```$|^<!--.*?^-->$|^\|.*?$|^\$\$.*?^\$\$(?: \([\w-]+\))?|\$[^$\n]+\$"
@@ -37,11 +37,22 @@ def public_names(module):
     ]
 
 
+def members_of(value, is_inherited=True):
+    """Public methods and properties of a class by name, also of our classes that it inherits from."""
+    ours = [base for base in value.__mro__ if base.__module__.startswith("numpyro_wide")]
+    of_others = {name for base in value.__mro__ if base not in ours for name in vars(base)}
+    members = {}
+    for base in reversed(ours if is_inherited else [value]):
+        names = {name for name, member in vars(base).items() if isinstance(member, MEMBERS) and name[0] != "_"}
+        members |= {name: vars(base)[name] for name in (names if base is value else names - of_others)}
+    return members
+
+
 def documented():
     """Identities of all objects that autodoc is asked for, and of classes what members it leaves out."""
-    found, left_out = set(), {}
+    found, wanted = set(), {}
     for page in (DOCS / "api").glob("*.md"):
-        for kind, target, members in (match.groups() for match in DIRECTIVE.finditer(page.read_text())):
+        for kind, target, members, inherited in (match.groups() for match in DIRECTIVE.finditer(page.read_text())):
             if kind == "module":
                 module = import_module(target)
                 listed = [] if members is None else [name.strip() for name in members.split(",") if name.strip()]
@@ -51,9 +62,15 @@ def documented():
                 module_name, _, name = target.rpartition(".")
                 value = getattr(import_module(module_name), name)
                 found.add(id(value))
-                if isinstance(value, type) and (members is None or members.strip()):
-                    own = {name for name, member in vars(value).items() if isinstance(member, MEMBERS)}
-                    left_out[target] = {name for name in own if name[0] != "_"} - set(re.findall(r"\w+", members or ""))
+                if isinstance(value, type):
+                    wanted[target] = members_of(value)
+                    shown = {} if members is None else members_of(value, bool(inherited or members.strip()))
+                    listed = set(re.findall(r"\w+", members or "")) or shown
+                    found |= {id(member) for name, member in shown.items() if name in listed}
+    left_out = {
+        target: {name for name, member in members.items() if id(member) not in found}
+        for target, members in wanted.items()
+    }
     return found, left_out
 
 
