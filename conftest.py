@@ -49,14 +49,13 @@ collect_ignore = list(Path(__file__).parent.glob("docs/*.py"))
 
 
 def blocks_of_page(document):
-    """Find the code blocks of a page; none may print that its chains have not converged, but for the lesson of it."""
-    is_lesson = Path(document.path).name == "convergence.md"
+    """Find the code blocks of a page; none may print that its chains have not converged."""
     for region in PythonCodeBlockParser()(document):
-        region.evaluator = partial(evaluate, region.evaluator, is_lesson=is_lesson)
+        region.evaluator = partial(evaluate, region.evaluator)
         yield region
 
 
-def evaluate(evaluator, example, *, is_lesson):
+def evaluate(evaluator, example):
     """Run a block, and read what it prints.
 
     Chains differ between processors: one that is long enough here may just be "too short for intervals" there.
@@ -65,7 +64,7 @@ def evaluate(evaluator, example, *, is_lesson):
         result = evaluator(example)
     print(text := printed.getvalue())
     refused = [line for line in text.splitlines() if line.startswith("not converged")]
-    assert is_lesson or not refused, f"the page shows a run that its own verdict refuses: {refused}"
+    assert not refused, f"the page shows a run that its own verdict refuses: {refused}"
     return result
 
 

@@ -167,10 +167,11 @@ def test_intervals_that_hold_the_exact_evidence_are_those_that_were_found():
         assert_shown(spread, good["score"].std(ddof=0))
 
 
-def test_tables_of_the_benchmark_are_those_of_the_files():
+def test_tables_of_pages_are_those_of_the_files():
     """They stand in the page as text, for those who read it without the build."""
-    named = re.findall(r"^<!--- (figures/\S+) -->\n\n((?:\|.*\n)+)", (DOCS / "benchmark.md").read_text(), re.MULTILINE)
-    assert len(named) == 4
+    pages = "".join((DOCS / page).read_text() for page in ("benchmark.md", "guides/samplers.md"))
+    named = re.findall(r"^<!--- (figures/\S+) -->\n\n((?:\|.*\n)+)", pages, re.MULTILINE)
+    assert len(named) == 5
     for file, text in named:
         head, _, *rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines()]
         table = pandas.read_csv(DOCS / file, dtype=str, keep_default_na=False)
