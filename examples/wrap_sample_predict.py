@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpyro
 import numpyro.distributions as dist
+import pandas
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import ReadoutPredictive, SplitHMC, collapse_readout, set_blas_threads
@@ -31,7 +32,7 @@ def timed(task, *args):
     return jax.block_until_ready(task(*args)), time.process_time() - start
 
 
-def sample(kernel, width, num_samples):  # two chains: hidden weights; core seconds to sample, to compile
+def sample(kernel, width, num_samples, count):  # two chains: hidden weights, gradients; seconds to sample, to compile
     options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=300, num_samples=num_samples, **options)
 
@@ -41,47 +42,49 @@ def sample(kernel, width, num_samples):  # two chains: hidden weights; core seco
 
     def go_on(state):
         mcmc.post_warmup_state = state
-        mcmc.run(jax.random.key(1), x, y, width=width)
-        return mcmc.get_samples(group_by_chain=True)["hidden"]
+        mcmc.run(jax.random.key(1), x, y, width=width, extra_fields=(count,))
+        return mcmc.get_samples(group_by_chain=True)["hidden"], mcmc.get_extra_fields()[count].sum()
 
     program, first = timed(lambda: jax.jit(warm_up).lower(key).compile())
     state = program(key)
     program, second = timed(lambda: jax.jit(go_on).lower(state).compile())
-    hidden, seconds = timed(program, state)
-    return hidden, seconds, first + second
+    (hidden, gradients), seconds = timed(program, state)
+    return hidden, int(gradients), seconds, first + second
 
 
 collapsed = collapse_readout(bnn, readout="readout", features="features", observed="y")
-runs = {  # kernel, model, number of samples of a chain
-    "collapsed, SplitHMC": (SplitHMC, collapsed, 1000),
-    "unwrapped, SplitHMC": (SplitHMC, bnn, 2000),
-    "unwrapped, NUTS": (NUTS, bnn, 300),
+runs = {  # kernel, model, number of samples of a chain, and the name of what counts gradients
+    "SplitHMC, collapsed": (SplitHMC, collapsed, 1000, "num_grad"),
+    "SplitHMC, unwrapped": (SplitHMC, bnn, 2000, "num_grad"),
+    "NUTS, unwrapped": (NUTS, bnn, 300, "num_steps"),
 }
-lines = {name: [] for name in runs}
-figure, (left, *panels) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+rows = []
+panels = ["predictions"] * 2, ["function", "weights"]
+figure, axes = plt.subplot_mosaic(panels, figsize=(6.4, 6.4), layout="constrained")
 for width in (50, 200, 800):
-    for name, (kernel, model, num_samples) in runs.items():
-        hidden, seconds, compilation = sample(kernel(model), width, num_samples)
+    for name, (kernel, model, num_samples, count) in runs.items():
+        hidden, gradients, seconds, compilation = sample(kernel(model), width, num_samples, count)
         predictive = ReadoutPredictive(collapsed, {"hidden": hidden.reshape(-1, 2, width)}, (x, y), {"width": width})
         found = predictive(key, x_new, width=width)  # the readout integrated out
         mean = found["mean"].reshape(2, -1, 60)
-        ess = [projected_ess({"": draws}, jax.random.key(2))["mean"] / seconds for draws in (mean, hidden)]
-        lines[name].append((width, *ess))
-        rhat = numpyro.diagnostics.split_gelman_rubin(mean).max()
-        print(f"{width:4d} {name:20s} ESS per core second: function {ess[0]:5.0f}, weights {ess[1]:5.0f};", end=" ")
-        print(f"R-hat {rhat:.3f}; sampling {seconds:.1f} s, compilation {compilation:.0f} s", flush=True)
-        if width == 800 and name.startswith("collapsed"):
-            plot_prediction(x_new, found, data=(x, y), ax=left)
-for name, points in lines.items():
-    for panel, column in zip(panels, (1, 2), strict=True):
-        panel.loglog([point[0] for point in points], [point[column] for point in points], "o-", label=name)
-for panel, what in zip(panels, ("mean function", "hidden weights"), strict=True):
-    panel.set(title=f"sampling speed: {what}", xlabel="width", ylim=(10, 10_000))
-    panel.set_xticks([50, 200, 800], ["50", "200", "800"], minor=False)
-    panel.minorticks_off()
-panels[0].set(ylabel="effective samples per core second")
-panels[1].legend(fontsize="small")
-left.set(title="predictions of 800 units", xlabel="input x", ylabel="output y", ylim=(-3, 2))
-left.legend(loc="lower left", fontsize="small", frameon=False)
-plt.savefig("wrap_sample_predict.png", dpi=110)
+        numbers = {}
+        for of, draws in {"function": mean, "weights": hidden}.items():
+            ess = float(projected_ess({"": draws}, jax.random.key(2))["mean"])
+            numbers |= {f"{of} / s": ess / seconds, f"{of} / 1000 gradients": 1000 * ess / gradients}
+        numbers |= {"R-hat": numpyro.diagnostics.split_gelman_rubin(mean).max(), "compilation, s": compilation}
+        rows.append({"width": width, "run": name, **numbers})
+        print(width, name, *(f"{what}: {number:.3g};" for what, number in numbers.items()), flush=True)
+        if width == 800 and name == "SplitHMC, collapsed":
+            plot_prediction(x_new, found, data=(x, y), ax=axes["predictions"])
+(table := pandas.DataFrame(rows)).to_csv("wrap_sample_predict.csv", index=False, float_format="%.4g")
+for of, title in {"function": "mean function", "weights": "hidden weights"}.items():
+    for name, points in table.groupby("run", sort=False):
+        axes[of].loglog(points["width"], points[f"{of} / s"], "o-", label=name)
+    axes[of].set(title=title, xlabel="width", ylim=(10, 10_000), ylabel="effective samples per core second")
+    axes[of].set_xticks([50, 200, 800], ["50", "200", "800"], minor=False)
+    axes[of].minorticks_off()
+figure.legend(*axes["weights"].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+axes["predictions"].set(title="predictions of 800 units", xlabel="input x", ylabel="output y", ylim=(-2.2, 2))
+axes["predictions"].legend(loc="lower left", frameon=False, ncols=2)
+plt.savefig("wrap_sample_predict.png", dpi=150)
 print("Figure: wrap_sample_predict.png")

@@ -40,8 +40,8 @@ def fitted(name, method, options):
 def draw(rows, options):
     """Draw a panel for each score, a line for each method, members along the axis."""
     names = list(dict.fromkeys(row["member"] for row in rows))
-    figure, axes = plt.subplots(1, len(TITLES), figsize=(3.1 * len(TITLES), 3.6), layout="constrained")
-    for panel, (column, title) in zip(axes, TITLES.items(), strict=True):
+    figure, axes = plt.subplots(2, 2, figsize=(6.4, 6.8), sharex=True, layout="constrained")  # legible at half of it
+    for panel, (column, title) in zip(axes.flat, TITLES.items(), strict=True):
         for number, method in enumerate([*METHODS, BEST]):
             found = {row["member"]: row[column] for row in rows if row["method"] == method}
             values = np.array([found.get(name, np.nan) for name in names])
@@ -49,14 +49,15 @@ def draw(rows, options):
                 {"color": "k", "marker": "_", "markersize": 14} if method == BEST else {"marker": "osD^vP*X"[number]}
             )
             panel.plot(np.arange(len(names)) + 0.06 * (number - 3), values, label=method, linestyle="", **style)
-        panel.set(title=title, xticks=range(len(names)), xlim=(-0.5, len(names) - 0.5))
+        panel.set_title(title, fontsize="medium")
+        panel.set(xticks=range(len(names)), xlim=(-0.5, len(names) - 0.5))
         panel.set_xticklabels(names, rotation=40, ha="right")
         if column.endswith("error"):
             panel.set_yscale("log")
         else:
             panel.axhline({"c2st": 0.5, "log_density_gap": 0}[column], color="k", linewidth=0.5)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    _common.save(figure, options, "approximations.png", dpi=80)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
+    _common.save(figure, options, "approximations.png", dpi=140)
 
 
 def main(options):

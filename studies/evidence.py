@@ -197,23 +197,23 @@ def draw(axes, name, rows):
     for panel in axes:
         panel.set_xscale("log", base=2)
         panel.axhline(0, color="black", linewidth=0.8)
-    axes[0].set_title(name)
-    axes[1].set_xlabel("width")
 
 
 def draw_sets(sets, rows, options):
-    """Draw the gains of every set, a column for each."""
+    """Draw the gains of every set, a row for each."""
     names = [name for name in dict.fromkeys(cell.name for cell in rows) if name in sets]
-    figure, axes = plt.subplots(
-        2, len(names), figsize=(1 + 2.8 * len(names), 5.5), squeeze=False, sharex=True, layout="constrained"
-    )
-    for column, name in zip(axes.T, names, strict=True):
-        draw(column, name, rows)
-    axes[0, 0].set_ylabel("log evidence\nless the limit's, nats")
-    axes[1, 0].set_ylabel("log evidence of further rows\nless the limit's, nats")
-    handles, labels = max((panel.get_legend_handles_labels() for panel in axes[0]), key=lambda found: len(found[0]))
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    _common.save(figure, options, "evidence.png")
+    size = 6.4, 1 + 1.7 * len(names)  # legible at half of it
+    figure, axes = plt.subplots(len(names), 2, figsize=size, squeeze=False, sharex=True, layout="constrained")
+    for panels, name in zip(axes, names, strict=True):
+        draw(panels, name, rows)
+        panels[0].set_ylabel(name)
+    axes[0, 0].set_title("log evidence\nless the limit's, nats", fontsize="medium")
+    axes[0, 1].set_title("log evidence of further rows\nless the limit's, nats", fontsize="medium")
+    for panel in axes[-1]:
+        panel.set_xlabel("width")
+    handles, labels = max((panel.get_legend_handles_labels() for panel in axes[:, 0]), key=lambda found: len(found[0]))
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    _common.save(figure, options, "evidence.png", dpi=140)
 
 
 def main(options):

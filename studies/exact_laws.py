@@ -178,7 +178,7 @@ def scores_of(rows):
 
 def draw(by_network, options):
     """Draw the scores against those of a standard normal."""
-    figure, panels = plt.subplots(1, 4, figsize=(12, 2.8), sharex=True, sharey=True, layout="constrained")
+    figure, panels = plt.subplots(2, 2, figsize=(6.4, 5), sharex=True, sharey=True, layout="constrained")
     grid = np.linspace(-4, 4, 200)
     for panel, (network, rows) in zip(panels.flat, by_network.items(), strict=False):
         form, depth, width, method = network
@@ -187,7 +187,7 @@ def draw(by_network, options):
         panel.plot(grid, stats.norm.pdf(grid), color="black")
         panel.set_title(f"{form}, {depth} x {width}, {method}", fontsize=9)
     figure.supxlabel("(estimate - exact) / standard error")
-    _common.save(figure, options, "exact_laws.png", dpi=90)
+    _common.save(figure, options, "exact_laws.png", dpi=140)
 
 
 def main(options):

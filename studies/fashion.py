@@ -258,7 +258,7 @@ def summary(rows):
                     "gradients a draw": f"{row.gradients / row.draws:.1f}",
                     "bulk ESS": f"{row.bulk_ess:.0f}",
                     "worst": f"{row.worst_bulk_ess:.0f}",
-                    "equation 7": f"{row.paper_ess:.0f}",
+                    "ESS by Hron 2022": f"{row.paper_ess:.0f}",
                     "R-hat, largest": f"{row.largest_rhat:.2f}",
                     "gradients for one": f"{row.gradients / row.bulk_ess:.1f}",
                     "seconds for one": f"{row.seconds / row.bulk_ess:.2f}",

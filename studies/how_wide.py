@@ -42,7 +42,7 @@ NUM_CHAINS = 2
 MOST_DRAWS = 5000  # of a chain
 MOST_OF_MCLMC = 500  # whose draws may be any number of steps apart
 LEAST_DRAWS, STRETCH = 50, 10  # of a chain, and those that are made at a time
-LARGEST_RHAT = 1.1  # of chains that have met
+LARGEST_RHAT = 1.05  # of chains that have met
 PATIENCE = 20  # times its seconds that the least draws may take; a cell that needs longer is left out
 
 
@@ -230,7 +230,7 @@ def draw(rows, options):
     depths = sorted({cell.depth for cell in rows})
     widths = sorted({cell.width for cell in rows})
     for unit, cost in (("gradient", "gradients"), ("core second", "seconds")):
-        size = 1 + 2.4 * len(forms), 1 + 1.8 * len(depths)
+        size = 0.6 + 2 * len(forms), 1 + 1.7 * len(depths)  # legible at half of it
         figure, axes = plt.subplots(
             len(depths), len(forms), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
         )
@@ -245,10 +245,10 @@ def draw(rows, options):
                 panel.set_title(f"{form}, {depth} {'layer' if depth == 1 else 'layers'}", fontsize=9)
         found = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
         kernels = {kernel: line for pairs in found for line, kernel in pairs}
-        figure.legend(kernels.values(), kernels, loc="outside upper center", ncols=len(kernels), fontsize=8)
+        figure.legend(kernels.values(), kernels, loc="outside upper center", ncols=len(kernels), fontsize=10)
         figure.supxlabel("width", fontsize=10)
         figure.supylabel(f"effective samples a {unit}; broken, of the weights", fontsize=10)
-        _common.save(figure, options, f"how_wide_{cost}.png", dpi=110)
+        _common.save(figure, options, f"how_wide_{cost}.png", dpi=140)
 
 
 def speed(row, cost, unit):

@@ -217,18 +217,19 @@ def show(panel, by_model):
 
 def draw(by_set, options):
     """Draw log predictive densities, a panel for each set."""
-    columns = min(5, len(by_set))
+    columns = min(2, len(by_set))
     lines = -(-len(by_set) // columns)
-    size = (1 + 2.2 * columns, 0.4 + 2.6 * lines)
+    size = 2 + 2.2 * columns, 0.2 + 2 * lines  # legible at half of it
     figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
     for panel in axes.flat[len(by_set) :]:
         panel.set_visible(False)
     for panel, (name, by_model) in zip(axes.flat, by_set.items(), strict=False):
         show(panel, [[row.log_density for row in by_split.values()] for by_split in by_model.values()])
-        panel.set(title=name, xlabel="log predictive density")
+        panel.set_title(name)
+    figure.supxlabel("log predictive density")
     for panel in axes[:, 0]:
         panel.set_yticklabels(MODELS)
-    _common.save(figure, options, "uci.png")
+    _common.save(figure, options, "uci.png", dpi=140)
 
 
 def main(options):

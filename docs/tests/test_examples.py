@@ -11,9 +11,9 @@ from tests.scripts import ROOT, run
 SMALLER = {
     "wrap_sample_predict.py": {
         "num_warmup=300": "num_warmup=10",
-        "1000)": "40)",
-        "2000)": "40)",
-        "300)": "10)",
+        "collapsed, 1000": "collapsed, 40",
+        "bnn, 2000": "bnn, 40",
+        "bnn, 300": "bnn, 10",
         "(50, 200, 800)": "(4, 800)",
     },
     "wide_mean_field.py": {"width=1000": "width=10", "num_steps=2000": "num_steps=20"},

@@ -266,13 +266,14 @@ def test_the_parametrisations_show_the_rows_that_were_run():
         assert float(line["held-out loss"].split(" ±")[0]) == float(f"{best.loc[place, 'mean']:.3g}")
 
 
-@pytest.mark.fault("../docs/figures/as_users_summary.csv", "504 / 90.6 / 60.3", "954 / 115 / 76.1")
+@pytest.mark.fault("../docs/figures/as_users_summary.csv", "169 / 56.1 / 19.3", "196 / 56.1 / 19.3")
 def test_the_models_of_users_show_the_rows_that_were_run():
     rows = pandas.read_csv(FIGURES / "as_users.csv", na_values="inf").set_index(["model", "sampler"])
     shown = pandas.read_csv(FIGURES / "as_users_summary.csv").set_index("model")
-    assert len(rows) == 3 * len(shown) == 36 and rows.index.is_unique
+    samplers = ("SplitHMC", "SplitHMC, unwrapped", "NUTS", "NUTS, unwrapped")
+    assert len(rows) == 4 * len(shown) == 48 and rows.index.is_unique
     for (model, column), cells in shown.stack().items():
-        values = [rows.loc[(model.split(":")[0], name), column] for name in ("SplitHMC", "NUTS", "NUTS, unwrapped")]
+        values = [rows.loc[(model.split(":")[0], name), column] for name in samplers]
         found = [float(cell.replace("–", "nan")) for cell in cells.split(" / ")]
         assert found == pytest.approx(values, rel=0.0051, nan_ok=True), (model, column)
 
@@ -289,7 +290,7 @@ def test_the_tables_of_widths_show_the_rows_that_were_run(cost, unit):
         expected = [unit * draws / getattr(row, cost) for draws in (row.ess_function, row.ess_weights)]
         found = [float(value) for value in shown[key].rstrip("*").split(" / ")]
         assert found == [float(f"{value:.2g}") for value in expected], key
-        assert shown[key].endswith("*") == (row.rhat > 1.1), key
+        assert shown[key].endswith("*") == (row.rhat > 1.05), key
 
 
 def test_the_table_of_scores_by_width_shows_the_rows_that_were_run():

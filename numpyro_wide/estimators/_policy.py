@@ -288,9 +288,10 @@ def compare_architectures(x: np.ndarray, y: np.ndarray, plan: Plan, report: Repo
         fits.append(fitted(activation=_ACTIVATIONS, depth=first, input_scale=True))
     if np.ptp(x, axis=0).all():  # by dummies, few rows may not
         activation: Any = _ACTIVATIONS
+        by_column = max(fits, key=log_marginal).table[0]["input_scale"]
         for structure in plan.structures[1:]:
             before = max(map(log_marginal, fits))
-            fits.append(fitted(activation=activation, structure=structure))
+            fits.append(fitted(activation=activation, structure=structure, input_scale=by_column))
             if log_marginal(fits[-1]) < before:
                 break  # one with a dense block, too, follows on a gain
             activation = fits[-1].activation

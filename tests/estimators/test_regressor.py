@@ -155,15 +155,25 @@ def test_the_report_says_what_the_posterior_is():
 
 @pytest.mark.fault("estimators/_policy.py", "if log_marginal(fits[-1]) < before:", "if False:")
 @pytest.mark.fault("estimators/_policy.py", "    if np.ptp(x, axis=0).all():  #", "    if True:  #")
+@pytest.mark.fault("estimators/_policy.py", "structure=structure, input_scale=by_column", "structure=structure")
 def test_a_dense_block_is_tried_where_effects_alone_gain(monkeypatch):
+    """And relevances of columns where they are ahead in a dense network: effects alone would have to learn them all."""
     plan = plan_regression(300, 2, 1)
-    for gain, constant, expected in ((5.0, 1.0, ["additive", "both"]), (-5.0, 1.0, ["additive"]), (5.0, 0.0, [])):
+    for gain, of_columns, constant, expected in (
+        (5.0, -1.0, 1.0, [("additive", False), ("both", False)]),
+        (-5.0, -1.0, 1.0, [("additive", False)]),
+        (5.0, -1.0, 0.0, []),
+        (5.0, 2.0, 1.0, [("additive", True), ("both", True)]),
+    ):
         seen = []
 
-        def fake(x, y, *, structure="dense", depth=1, gain=gain, seen=seen, **_):
-            seen.extend([structure] * (structure != "dense"))
-            row = {"structure": structure, "log_marginal": gain * (structure != "dense"), "activation": "erf"}
-            row |= {"input_scale": False, "order": 2, "depth": depth, "log_evidence": 0.0}
+        def fake(
+            x, y, *, structure="dense", depth=1, input_scale=False, gain=gain, of_columns=of_columns, seen=seen, **_
+        ):
+            seen.extend([(structure, input_scale)] * (structure != "dense"))
+            log_marginal = gain * (structure != "dense") + of_columns * input_scale
+            row = {"structure": structure, "log_marginal": log_marginal, "activation": "erf"}
+            row |= {"input_scale": input_scale, "order": 2, "depth": depth, "log_evidence": 0.0}
             return wide_limit.WideLimitFit("erf", 1, 0.0, 0.1, {"w_std": 1.0}, {}, [row], x, y)
 
         monkeypatch.setattr(_policy, "fit", fake)
