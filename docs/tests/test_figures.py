@@ -169,13 +169,33 @@ def test_intervals_that_hold_the_exact_evidence_are_those_that_were_found():
 
 def test_tables_of_pages_are_those_of_the_files():
     """They stand in the page as text, for those who read it without the build."""
-    pages = "".join((DOCS / page).read_text() for page in ("benchmark.md", "guides/samplers.md"))
+    pages = "".join((DOCS / page).read_text() for page in ("benchmark.md", "guides/samplers.md", "gallery/speed.md"))
     named = re.findall(r"^<!--- (figures/\S+) -->\n\n((?:\|.*\n)+)", pages, re.MULTILINE)
-    assert len(named) == 5
+    assert len(named) == 6
     for file, text in named:
         head, _, *rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines()]
         table = pandas.read_csv(DOCS / file, dtype=str, keep_default_na=False)
         assert head == list(table.columns) and rows == table.to_numpy().tolist(), file
+
+
+@pytest.mark.fault("../docs/figures/wrap_sample_predict.csv", 'collapsed",459,', 'collapsed",469,')
+def test_the_first_pages_show_what_the_demo_wrote():
+    rows = pandas.read_csv(FIGURES / "wrap_sample_predict.csv").query("width == 800").set_index("run")
+    function, weights = rows["function / s"], rows["weights / s"]
+    assert list(rows.index) == ["SplitHMC, collapsed", "SplitHMC, unwrapped", "NUTS, unwrapped"]
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        caption = page.read_text().partition("by width](")[2].split("\n\n")[1]
+        numbers = [number.rstrip(",") for number in NUMBER.findall(caption)]
+        written = [f"{number:.0f}" for number in (*function, *weights)]
+        assert numbers[numbers.index(written[0]) :][:6] == written
+    gains = [
+        f"{after / before:.2g}"
+        for column in (function, weights)
+        for before, after in ((column.iloc[2], column.iloc[1]), (column.iloc[1], column.iloc[0]))
+    ]
+    assert gains == ["42", "1.1", "5.1", "2.7"]
+    for number in gains:
+        assert number in (DOCS / "gallery" / "speed.md").read_text()
 
 
 def test_the_benchmark_shows_the_rows_that_were_run():
