@@ -5,7 +5,8 @@ likelihood whose mean is features @ readout plus terms without the readout, plus
 traced, hidden from handlers, as a program of its readout μ + t δ with a fixed random δ, and of the values of its other
 sites. What the readout reaches by the program's structure, and that alone, is computed at t = 1 with its tangent, in
 which there is no constant, and compared with t = 0, since steps have no tangent. A quantity without a slope along δ
-at almost every μ + δ is constant on all rays from μ. A branch that neither readout enters is not seen.
+at almost every μ + δ is constant on all rays from μ. The mean's tangent does not depend on t either: a branch that
+neither readout enters is seen, but in a loop of unknown length.
 """
 
 import warnings
@@ -102,14 +103,14 @@ class ReadoutProgram:
         def with_tangents(t: Array) -> dict[str, Any]:
             displaced, tangents = jax.jvp(quantities_at, (t,), (one,))
             floats = jax.tree.map(lambda leaf, slope: slope if _is_float(leaf) else None, displaced, tangents)
-            return {"displaced": displaced, "tangents": floats}
+            return {"displaced": displaced, "slope": floats.get(_MEAN), "tangents": floats}
 
         try:
             program = Program(with_tangents, one)
             program.check_forward()
         except (NotImplementedError, TypeError, ValueError) as error:
             return {(0, str(error)): jnp.array(False)}
-        displaced, tangents = program(("displaced", "tangents"), one).values()
+        displaced, _, tangents = program(("displaced", "slope", "tangents"), one).values()
         compared = [quantity for quantity in self._moving_quantities if quantity != _MEAN]
         at_mean = self._program([*compared, _DIRECTION], zero, *values)
         run, direction = jax.lax.stop_gradient((run, at_mean[_DIRECTION]))
@@ -123,7 +124,9 @@ class ReadoutProgram:
                 findings[quantity] = jnp.stack([_is_constant(*arrays) for arrays in zip(*leaves, strict=True)]).all()
             if direction.shape == (run.features.shape[1], *run.loc.shape[1:]):  # others are refused by their problem
                 mean, slope = displaced.get(_MEAN, run.loc), tangents.get(_MEAN, jnp.zeros_like(run.loc))
-                findings[_MEAN] = _is_linear(run, direction, mean, slope)
+                # That of a linear function does not depend on where it is taken: a branch is seen that is not entered.
+                is_straight = not any(program.reads("slope")) or program.is_coarse()
+                findings[_MEAN] = is_straight & _is_linear(run, direction, mean, slope)
         return findings
 
 

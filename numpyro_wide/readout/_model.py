@@ -254,7 +254,7 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
         if role == "observed site" and type(base) is dist.MaskedDistribution:
             remedy = " Leave out masked rows."
         elif role == "observed site":
-            remedy = " For another likelihood repriorise with surrogate=fitted_surrogate(...)."
+            remedy = " For another likelihood use repriorise(..., surrogate=fitted_surrogate(...))."
         raise ValueError(
             f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome, subclasses of Normal "
             f"are not), but its distribution is {type(base).__name__}.{remedy}"

@@ -10,8 +10,6 @@ from jax.extend.core import Primitive
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import Messenger
 
-from numpyro_wide._compile import operations
-
 _argument = Primitive("argument")
 _argument.def_abstract_eval(lambda value, *, place: value)
 
@@ -63,12 +61,22 @@ class Program:
 
     def check_forward(self) -> None:
         """Refuse forward derivatives of functions with reverse ones of their own, as JAX does once it compiles."""
-        if any(eqn.primitive.name == "custom_lin" for eqn in operations(self._jaxpr)):
+        if _contains(self._jaxpr, "custom_lin"):
             raise TypeError("forward-mode derivatives of a custom_vjp function.")
+
+    def is_coarse(self) -> bool:
+        """Whether results read what they do not depend on: what a loop of unknown length carries along, or a print."""
+        return bool(self._jaxpr.effects) or _contains(self._jaxpr, "while")
 
     def _places_of(self, names: Sequence[Any]) -> list[bool]:
         # As JAX sorts them.
         return [name in names for name in sorted(self.results) for _ in jax.tree.leaves(self.results[name])]
+
+
+def _contains(jaxpr: Any, name: str) -> bool:
+    """Whether an operation of this name is in a traced program, or in a function or loop of it."""
+    inner = [param for eqn in jaxpr.eqns for param in jax.tree.leaves(eqn.params) if hasattr(param, "eqns")]
+    return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(_contains(each, name) for each in inner)
 
 
 def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:

@@ -413,12 +413,15 @@ SUBTLE = {
     "step": beside(lambda w: numpyro.factor("p", jnp.where(w[3] > 0, -3.0, 0.0) - 1e3)),
     "counts": beside(lambda w: numpyro.sample("c", dist.Bernoulli(0.3).expand([5]).to_event(1), obs=(w > 0) * 1)),
     "callback": lambda f, w, y: observe(f, w, y, mean=f @ twice(w)),
+    "rectified far below": lambda f, w, y: observe(f, w, y + 100, mean=jax.nn.relu(100 + f @ w)),
+    "another branch far away": lambda f, w, y: observe(f, w, y, mean=jnp.where(w[0] < 50, f @ w, 2 * (f @ w))),
     "derivative of its own": lambda f, w, y: observe(f, w, y, mean=f @ tanh(w)),
 }
 # What is right, and may not look so: the function of the features, the likelihood, and the log density of the others.
 SAFE = {
     "offset of one row": (lambda f: f, lambda f, w, y: observe(f, w, y + OFFSET, mean=OFFSET + f @ w), 0.0),
     "pressures": (lambda f: f, lambda f, w, y: observe(f, w, y + 128, mean=128 + f @ w), 0.0),
+    "rows chosen": (lambda f: f, lambda f, w, y: observe(f, w, y, mean=jnp.where(f[:, 0] > 0, f @ w, w @ f.T)), 0.0),
     "zero times": (lambda f: f, beside(lambda w: numpyro.factor("p", 0 * w[0] - 3.0)), -3.0),
     "out of a support": (lambda f: f, beside(lambda w: numpyro.factor("p", 0 * w[0] - jnp.inf)), -np.inf),
     "loop": (lambda f: f, by_loop, lambda f: norm(np.tanh(np.tanh(f)).sum(), 1).logpdf(0.3)),
@@ -449,6 +452,7 @@ def joint(model, *args, values=None):
     "jnp.abs(tangent - change) <= tolerance",
     "jnp.abs(tangent - change) <= tolerance + rounding",
 )
+@pytest.mark.fault("readout/_assumptions.py", "is_straight & _is_linear", "_is_linear")
 @pytest.mark.fault("readout/_assumptions.py", "has_slope & has_change |", "has_slope |")
 @pytest.mark.parametrize("case", SUBTLE)
 def test_what_hides_behind_large_numbers_and_steps_is_refused(case):
