@@ -5,8 +5,8 @@ likelihood whose mean is features @ readout plus terms without the readout, plus
 traced, hidden from handlers, as a program of its readout μ + t δ with a fixed random δ, and of the values of its other
 sites. What the readout reaches by the program's structure, and that alone, is computed at t = 1 with its tangent, in
 which there is no constant, and compared with t = 0, since steps have no tangent. A quantity without a slope along δ
-at almost every μ + δ is constant on all rays from μ. The mean's tangent does not depend on t either: a branch that
-neither readout enters is seen, but in a loop of unknown length.
+at almost every μ + δ is constant on all rays from μ. Tangents may not depend on t either, but in a loop of unknown
+length: so a kink or branch is seen that neither readout enters. A step between constants is not.
 """
 
 import warnings
@@ -100,33 +100,35 @@ class ReadoutProgram:
         def quantities_at(t: Array) -> dict[Quantity, Any]:
             return self._program(self._moving_quantities, t, *values)
 
-        def with_tangents(t: Array) -> dict[str, Any]:
+        def with_tangents(t: Array) -> dict[tuple[Quantity, str], Any]:
             displaced, tangents = jax.jvp(quantities_at, (t,), (one,))
-            floats = jax.tree.map(lambda leaf, slope: slope if _is_float(leaf) else None, displaced, tangents)
-            return {"displaced": displaced, "slope": floats.get(_MEAN), "tangents": floats}
+            floats = jax.tree.map(lambda slope: None if slope.dtype == jax.dtypes.float0 else slope, tangents)
+            kinds = ("displaced", displaced), ("tangent", floats)
+            return {(name, kind): value for kind, values in kinds for name, value in values.items()}
 
         try:
             program = Program(with_tangents, one)
             program.check_forward()
         except (NotImplementedError, TypeError, ValueError) as error:
             return {(0, str(error)): jnp.array(False)}
-        displaced, _, tangents = program(("displaced", "slope", "tangents"), one).values()
-        compared = [quantity for quantity in self._moving_quantities if quantity != _MEAN]
+        results = program(list(program.results), one)
+        # A tangent that depends on where it is taken belongs to a function with kinks or curves, entered or not.
+        is_coarse, moving = program.is_coarse(), self._moving_quantities
+        is_straight = {name: is_coarse or not any(program.reads((name, "tangent"))) for name in moving}
+        compared = [quantity for quantity in moving if quantity != _MEAN]
         at_mean = self._program([*compared, _DIRECTION], zero, *values)
         run, direction = jax.lax.stop_gradient((run, at_mean[_DIRECTION]))
         with jax.numpy_dtype_promotion("standard"):
             findings = {}
             for quantity in compared:
-                leaves = [
-                    jax.tree.leaves(tree[quantity], is_leaf=lambda x: x is None)
-                    for tree in (at_mean, displaced, tangents)
-                ]
-                findings[quantity] = jnp.stack([_is_constant(*arrays) for arrays in zip(*leaves, strict=True)]).all()
+                trees = at_mean[quantity], results[quantity, "displaced"], results[quantity, "tangent"]
+                leaves = [jax.tree.leaves(tree, is_leaf=lambda x: x is None) for tree in trees]
+                constant = [_is_constant(*arrays) for arrays in zip(*leaves, strict=True)]
+                findings[quantity] = is_straight[quantity] & jnp.stack(constant).all()
             if direction.shape == (run.features.shape[1], *run.loc.shape[1:]):  # others are refused by their problem
-                mean, slope = displaced.get(_MEAN, run.loc), tangents.get(_MEAN, jnp.zeros_like(run.loc))
-                # That of a linear function does not depend on where it is taken: a branch is seen that is not entered.
-                is_straight = not any(program.reads("slope")) or program.is_coarse()
-                findings[_MEAN] = is_straight & _is_linear(run, direction, mean, slope)
+                slope = results.get((_MEAN, "tangent"), jnp.zeros_like(run.loc))
+                is_linear = _is_linear(run, direction, results.get((_MEAN, "displaced"), run.loc), slope)
+                findings[_MEAN] = is_straight.get(_MEAN, True) & is_linear
         return findings
 
 
@@ -137,10 +139,6 @@ def _quantities(sites: ReadoutSites, run: ReadoutRun) -> dict[Quantity, Any]:
         log_prob = fn.log_prob(sites.values[name])
         quantities[_OTHER, name] = log_prob if scale is None else scale * log_prob
     return quantities
-
-
-def _is_float(array: Array) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.floating)
 
 
 def _is_constant(at_mean: Array, displaced: Array, tangent: Array | None) -> Array:
