@@ -283,7 +283,7 @@ CASES = [
     ),
     Case(
         lambda: collapsed(model=observed_by(student)),
-        "observed site 'y' must have a Normal distribution .* is StudentT. For another likelihood repriorise",
+        "observed site 'y' must have a Normal distribution .* is StudentT. For another likelihood use repriorise",
     ),
     Case(
         lambda: collapsed(model=observed_by(nonlinear)),
