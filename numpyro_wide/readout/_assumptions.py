@@ -5,8 +5,8 @@ likelihood whose mean is features @ readout plus terms without the readout, plus
 traced, hidden from handlers, as a program of its readout μ + t δ with a fixed random δ, and of the values of its other
 sites. What the readout reaches by the program's structure, and that alone, is computed at t = 1 with its tangent, in
 which there is no constant, and compared with t = 0, since steps have no tangent. A quantity without a slope along δ
-at almost every μ + δ is constant on all rays from μ. Tangents may not depend on t either, but in a loop of unknown
-length: so a kink or branch is seen that neither readout enters. A step between constants is not.
+at almost every μ + δ is constant on all rays from μ. Tangents depend on the step, and not on t, but in a loop of
+unknown length: so a kink, branch or step is seen that neither readout enters, where it is not hidden beside a slope.
 """
 
 import warnings
@@ -100,21 +100,21 @@ class ReadoutProgram:
         def quantities_at(t: Array) -> dict[Quantity, Any]:
             return self._program(self._moving_quantities, t, *values)
 
-        def with_tangents(t: Array) -> dict[tuple[Quantity, str], Any]:
-            displaced, tangents = jax.jvp(quantities_at, (t,), (one,))
+        def with_tangents(t: Array, step: Array) -> dict[tuple[Quantity, str], Any]:
+            displaced, tangents = jax.jvp(quantities_at, (t,), (step,))
             floats = jax.tree.map(lambda slope: None if slope.dtype == jax.dtypes.float0 else slope, tangents)
             kinds = ("displaced", displaced), ("tangent", floats)
             return {(name, kind): value for kind, values in kinds for name, value in values.items()}
 
         try:
-            program = Program(with_tangents, one)
+            program = Program(with_tangents, one, one)
             program.check_forward()
         except (NotImplementedError, TypeError, ValueError) as error:
             return {(0, str(error)): jnp.array(False)}
-        results = program(list(program.results), one)
-        # A tangent that depends on where it is taken belongs to a function with kinks or curves, entered or not.
+        results = program(list(program.results), one, one)
+        # A tangent that depends on the place, or not on the step, is of a curve, a kink or steps, entered or not.
         is_coarse, moving = program.is_coarse(), self._moving_quantities
-        is_straight = {name: is_coarse or not any(program.reads((name, "tangent"))) for name in moving}
+        is_straight = {name: is_coarse or program.reads((name, "tangent")) == [False, True] for name in moving}
         compared = [quantity for quantity in moving if quantity != _MEAN]
         at_mean = self._program([*compared, _DIRECTION], zero, *values)
         run, direction = jax.lax.stop_gradient((run, at_mean[_DIRECTION]))

@@ -7,11 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax.core import eval_jaxpr
 from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import Messenger
 
 _argument = Primitive("argument")
 _argument.def_abstract_eval(lambda value, *, place: value)
+# Inside of a loop it stays where it is.
+batching.defvectorized(_argument)
+mlir.register_lowering(_argument, mlir.lower_fun(lambda value, *, place: value, multiple_results=False))
 
 
 class FreeValues(Messenger):
@@ -20,10 +24,16 @@ class FreeValues(Messenger):
     def __init__(self) -> None:
         self.num_keys = 0
         self.are_all_arguments = True
+        self._is_set: list[bool] = []  # of sites begun and not ended: whether the model gives the value
         super().__init__()
 
+    def process_message(self, msg: dict) -> None:
+        self._is_set.append(msg["value"] is not None and not msg.get("_control_flow_done"))
+
     def postprocess_message(self, msg: dict) -> None:
-        name = msg.get("name")
+        name, is_set = msg.get("name"), self._is_set.pop()
+        if is_set and msg["type"] == "sample":
+            return
         if msg["type"] == "prng_key":  # drawn outside of sites
             name, self.num_keys = self.num_keys, self.num_keys + 1
         elif msg["type"] not in ("sample", "param", "mutable") or msg.get("is_observed"):
@@ -61,22 +71,28 @@ class Program:
 
     def check_forward(self) -> None:
         """Refuse forward derivatives of functions with reverse ones of their own, as JAX does once it compiles."""
-        if _contains(self._jaxpr, "custom_lin"):
+        if _contains(self._jaxpr.eqns, "custom_lin"):
             raise TypeError("forward-mode derivatives of a custom_vjp function.")
 
     def is_coarse(self) -> bool:
-        """Whether results read what they do not depend on: what a loop of unknown length carries along, or a print."""
-        return bool(self._jaxpr.effects) or _contains(self._jaxpr, "while")
+        """Whether the arguments enter a loop of unknown length or a print, whose results read all that enters them."""
+        moving = set(map(id, self._jaxpr.invars))
+        for eqn in self._jaxpr.eqns:
+            if moving.intersection(map(id, eqn.invars)):
+                if eqn.effects or _contains([eqn], "while"):
+                    return True
+                moving.update(map(id, eqn.outvars))
+        return False
 
     def _places_of(self, names: Sequence[Any]) -> list[bool]:
         # As JAX sorts them.
         return [name in names for name in sorted(self.results) for _ in jax.tree.leaves(self.results[name])]
 
 
-def _contains(jaxpr: Any, name: str) -> bool:
-    """Whether an operation of this name is in a traced program, or in a function or loop of it."""
-    inner = [param for eqn in jaxpr.eqns for param in jax.tree.leaves(eqn.params) if hasattr(param, "eqns")]
-    return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(_contains(each, name) for each in inner)
+def _contains(equations: Sequence[Any], name: str) -> bool:
+    """Whether an operation of this name is among equations, or in a function or loop of one."""
+    inner = [param for eqn in equations for param in jax.tree.leaves(eqn.params) if hasattr(param, "eqns")]
+    return any(eqn.primitive.name == name for eqn in equations) or any(_contains(each.eqns, name) for each in inner)
 
 
 def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:

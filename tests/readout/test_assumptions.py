@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from jax.nn import softplus
 from numpyro.contrib.control_flow import scan
-from numpyro.handlers import mask, scale, scope, seed, trace
+from numpyro.handlers import mask, scale, scope, seed, substitute, trace
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
@@ -381,6 +381,19 @@ def by_loop(features, w, y):
     observe(features, w, y)
 
 
+def by_long_loop(features, w, y):
+    """The same, in a loop of unknown length."""
+    _, hidden, _ = jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.tanh(c[1]), c[2]), (0, features, w))
+    numpyro.sample("c", dist.Normal(hidden.sum(), 1.0), obs=0.3)
+    observe(features, w, y)
+
+
+def with_value_inside(features, w, y):
+    with substitute(data={"z": 3 * w[0]}):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    observe(features, w, y, mean=features @ w + z)
+
+
 @jax.custom_vjp
 def tanh(x):
     """With a derivative in reverse alone."""
@@ -413,6 +426,9 @@ SUBTLE = {
     "step": beside(lambda w: numpyro.factor("p", jnp.where(w[3] > 0, -3.0, 0.0) - 1e3)),
     "counts": beside(lambda w: numpyro.sample("c", dist.Bernoulli(0.3).expand([5]).to_event(1), obs=(w > 0) * 1)),
     "callback": lambda f, w, y: observe(f, w, y, mean=f @ twice(w)),
+    "step far away": lambda f, w, y: observe(f, w, y, noise=jnp.where(w[0] < 50, 0.5, 0.6)),
+    "rectified without gradient": beside(lambda w: numpyro.factor("p", jax.lax.stop_gradient(jax.nn.relu(w[0] - 5)))),
+    "value set inside": with_value_inside,
     "noise rectified far away": lambda f, w, y: observe(f, w, y, noise=0.3 + jax.nn.relu(w[0] - 50)),
     "factor of another branch": beside(lambda w: numpyro.factor("p", jnp.where(w[0] < 50, -1.0, w[1]))),
     "rectified far below": lambda f, w, y: observe(f, w, y + 100, mean=jax.nn.relu(100 + f @ w)),
@@ -427,6 +443,7 @@ SAFE = {
     "zero times": (lambda f: f, beside(lambda w: numpyro.factor("p", 0 * w[0] - 3.0)), -3.0),
     "out of a support": (lambda f: f, beside(lambda w: numpyro.factor("p", 0 * w[0] - jnp.inf)), -np.inf),
     "loop": (lambda f: f, by_loop, lambda f: norm(np.tanh(np.tanh(f)).sum(), 1).logpdf(0.3)),
+    "loop of unknown length": (lambda f: f, by_long_loop, lambda f: norm(np.tanh(np.tanh(f)).sum(), 1).logpdf(0.3)),
     "debugging": (lambda f: f, lambda f, w, y: (jax.debug.callback(np.size, w), observe(f, w, y)), 0.0),
     "derivative of its own": (tanh, observe, 0.0),
     "callback": (twice, observe, 0.0),
@@ -455,6 +472,8 @@ def joint(model, *args, values=None):
     "jnp.abs(tangent - change) <= tolerance + rounding",
 )
 @pytest.mark.fault("readout/_assumptions.py", "is_straight[quantity] & jnp", "jnp")
+@pytest.mark.fault("readout/_programs.py", "if is_set and", "if False and")
+@pytest.mark.fault("readout/_assumptions.py", "== [False, True]", "!= [True, True]")
 @pytest.mark.fault("readout/_assumptions.py", "is_straight.get(_MEAN, True) & is_linear", "is_linear")
 @pytest.mark.fault("readout/_assumptions.py", "has_slope & has_change |", "has_slope |")
 @pytest.mark.parametrize("case", SUBTLE)
@@ -483,6 +502,31 @@ def test_what_looks_alike_and_is_right_has_the_dense_density(case, dtype):
             partial(joint, linear(likelihood, of_features)),
         ):
             np.testing.assert_allclose(call(rows, y), expected, rtol=1e-5 if dtype == "float32" else 1e-10)
+
+
+@pytest.mark.fault("readout/_programs.py", "if moving.intersection(map(id, eqn.invars)):", "if True:")
+def test_a_loop_or_a_print_of_the_features_hides_nothing():
+    def features(rows):
+        jax.debug.callback(np.size, rows)
+        return jax.lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, jnp.tanh(c[1])), (0, rows))[1]
+
+    run(linear(observe, features), ROWS, TARGETS)
+    rectified = linear(lambda f, w, y: observe(f, w, y + 100, mean=jax.nn.relu(100 + f @ w)), features)
+    assert np.isnan(jax.jit(partial(joint, rectified))(ROWS, TARGETS))
+    with pytest.raises(ValueError, match="must be features @ readout"):
+        joint(rectified, ROWS, TARGETS)
+
+
+def test_keys_in_a_loop_of_numpyro():
+    def features(rows):
+        def layer(hidden, _):
+            return hidden + 0 * jax.random.normal(numpyro.prng_key(), hidden.shape), None
+
+        return scan(layer, rows, None, length=2)[0]
+
+    expected = density(linear(observe), ROWS, TARGETS)
+    for call in (density, *TRACED.values()):
+        np.testing.assert_allclose(call(linear(observe, features), ROWS, TARGETS), expected, rtol=1e-5)
 
 
 def test_a_position_that_is_not_finite_has_a_density_that_is_not():
