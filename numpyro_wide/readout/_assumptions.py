@@ -159,9 +159,9 @@ def _is_linear(run: ReadoutRun, direction: Array, displaced: Array, tangent: Arr
     squares = jnp.square(direction / sizes).reshape(num_features, -1).mean(axis=1)
     change, variance = map_rows(run.features, lambda rows: (rows @ direction, rows**2 @ squares))
     deviation = jnp.sqrt(variance).reshape(-1, *(1 for _ in sizes.shape)) * sizes
-    # A model may compute in single precision, and accelerators multiply with fewer digits.
-    epsilon = max(float(jnp.finfo(dtype).eps) for dtype in (run.features.dtype, run.loc.dtype, jnp.float32))
-    relative_tolerance = max(64 * epsilon * num_features**0.5, 0.0 if jax.default_backend() == "cpu" else 2e-3)
+    # A model may compute in single precision, or with features in half; accelerators multiply with fewer digits.
+    single, of_features = (float(jnp.finfo(dtype).eps) for dtype in (jnp.float32, run.features.dtype))
+    relative_tolerance = max(64 * single * num_features**0.5, 4 * of_features, 2e-3 * (jax.default_backend() != "cpu"))
     # The square of less is lost.
     tolerance = relative_tolerance * deviation + float(jnp.finfo(run.loc.dtype).tiny) ** 0.5
     rounding = 64 * jnp.finfo(run.loc.dtype).eps * (jnp.abs(run.loc) + jnp.abs(displaced))

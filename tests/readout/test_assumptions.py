@@ -504,6 +504,15 @@ def test_what_looks_alike_and_is_right_has_the_dense_density(case, dtype):
             np.testing.assert_allclose(call(rows, y), expected, rtol=1e-5 if dtype == "float32" else 1e-10)
 
 
+@pytest.mark.fault("readout/_assumptions.py", "4 * of_features", "640 * of_features")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_features_of_half_precision(dtype):
+    rows = jnp.asarray(ROWS, dtype)
+    for factor, is_right in ((1.0, True), (1.3, False)):
+        model = linear(lambda f, w, y, factor=factor: observe(f, w, y, mean=factor * (f @ w.astype(dtype))))
+        assert np.isfinite(jax.jit(partial(joint, model))(rows, TARGETS)) == is_right
+
+
 @pytest.mark.fault("readout/_programs.py", "if moving.intersection(map(id, eqn.invars)):", "if True:")
 def test_a_loop_or_a_print_of_the_features_hides_nothing():
     def features(rows):
