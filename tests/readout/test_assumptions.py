@@ -424,6 +424,9 @@ SUBTLE = {
     "quantised": lambda f, w, y: observe(f, w, y, mean=f @ rounded(w)),
     "factor without gradient": beside(lambda w: numpyro.factor("p", jax.lax.stop_gradient(w.sum()))),
     "step": beside(lambda w: numpyro.factor("p", jnp.where(w[3] > 0, -3.0, 0.0) - 1e3)),
+    "step beside a print": beside(
+        lambda w: (jax.debug.callback(np.size, w), numpyro.factor("p", jnp.where(w[3] > 0, -3.0, 0.0)))
+    ),
     "counts": beside(lambda w: numpyro.sample("c", dist.Bernoulli(0.3).expand([5]).to_event(1), obs=(w > 0) * 1)),
     "callback": lambda f, w, y: observe(f, w, y, mean=f @ twice(w)),
     "step far away": lambda f, w, y: observe(f, w, y, noise=jnp.where(w[0] < 50, 0.5, 0.6)),
