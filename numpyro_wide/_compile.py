@@ -84,10 +84,15 @@ def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple)
     return lambda leaves: compiled(*(leaves[index] for index in used))
 
 
+def inner_programs(equation: Any) -> list[Any]:
+    """Return the traced programs of a function or a loop, none of other operations."""
+    return [param for param in jax.tree.leaves(equation.params) if hasattr(param, "eqns")]
+
+
 def operations(jaxpr: Any) -> Iterator[Any]:
     """Yield the operations of a traced program, of functions and loops those inside."""
     for equation in jaxpr.eqns:
-        programs = [param for param in jax.tree.leaves(equation.params) if hasattr(param, "eqns")]
+        programs = inner_programs(equation)
         if not programs:
             yield equation
         for program in programs:

@@ -11,6 +11,8 @@ from jax.interpreters import batching, mlir
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import Messenger
 
+from numpyro_wide._compile import inner_programs
+
 _argument = Primitive("argument")
 _argument.def_abstract_eval(lambda value, *, place: value)
 # Inside of a loop it stays where it is.
@@ -24,15 +26,14 @@ class FreeValues(Messenger):
     def __init__(self) -> None:
         self.num_keys = 0
         self.are_all_arguments = True
-        self._is_set: list[bool] = []  # of sites begun and not ended: whether the model gives the value
         super().__init__()
 
     def process_message(self, msg: dict) -> None:
-        self._is_set.append(msg["value"] is not None and not msg.get("_control_flow_done"))
+        msg["_is_set_inside"] = msg["value"] is not None and not msg.get("_control_flow_done")
 
     def postprocess_message(self, msg: dict) -> None:
-        name, is_set = msg.get("name"), self._is_set.pop()
-        if is_set and msg["type"] == "sample":
+        name = msg.get("name")
+        if msg["_is_set_inside"] and msg["type"] == "sample":
             return
         if msg["type"] == "prng_key":  # drawn outside of sites
             name, self.num_keys = self.num_keys, self.num_keys + 1
@@ -91,7 +92,7 @@ class Program:
 
 def _contains(equations: Sequence[Any], name: str) -> bool:
     """Whether an operation of this name is among equations, or in a function or loop of one."""
-    inner = [param for eqn in equations for param in jax.tree.leaves(eqn.params) if hasattr(param, "eqns")]
+    inner = [program for eqn in equations for program in inner_programs(eqn)]
     return any(eqn.primitive.name == name for eqn in equations) or any(_contains(each.eqns, name) for each in inner)
 
 

@@ -475,7 +475,7 @@ def joint(model, *args, values=None):
     "jnp.abs(tangent - change) <= tolerance + rounding",
 )
 @pytest.mark.fault("readout/_assumptions.py", "is_straight[quantity] & jnp", "jnp")
-@pytest.mark.fault("readout/_programs.py", "if is_set and", "if False and")
+@pytest.mark.fault("readout/_programs.py", 'if msg["_is_set_inside"] and', "if False and")
 @pytest.mark.fault("readout/_assumptions.py", "== [False, True]", "!= [True, True]")
 @pytest.mark.fault("readout/_assumptions.py", "is_straight.get(_MEAN, True) & is_linear", "is_linear")
 @pytest.mark.fault("readout/_assumptions.py", "has_slope & has_change |", "has_slope |")
