@@ -1,12 +1,11 @@
-"""Assumptions of integrating a readout out, checked by structure, tangents and the values of a second run.
+"""Assumptions of integrating a readout out, checked by structure and tangents.
 
 Given all other sites, the model's log density must be that of the readout's Normal prior, plus that of one Normal
 likelihood whose mean is features @ readout plus terms without the readout, plus terms without the readout. The model is
 traced, hidden from handlers, as a program of its readout μ + t δ with a fixed random δ, and of the values of its other
-sites. What the readout reaches by the program's structure, and that alone, is computed at t = 1 with its tangent, in
-which there is no constant, and compared with t = 0, since steps have no tangent. A quantity without a slope along δ
-at almost every μ + δ is constant on all rays from μ. Tangents depend on the step, and not on t, but in a loop of
-unknown length: so a kink, branch or step is seen that neither readout enters, where it is not hidden beside a slope.
+sites. What the readout reaches by the program's structure must be a straight line in t: without steps, of which
+tangents do not tell, and with a tangent that does not depend on the place. Its tangent, in which there is no constant,
+must be features @ δ for the mean, and exactly zero for all else.
 """
 
 import warnings
@@ -24,7 +23,7 @@ from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, run_model, sample_sites, unwrap, values_of_type
 from numpyro_wide.linear_gaussian._row_blocks import map_rows
 from numpyro_wide.readout._model import ReadoutModel, ReadoutRun, ReadoutSites, normal_parameters, read_sites
-from numpyro_wide.readout._programs import FreeValues, Program
+from numpyro_wide.readout._programs import FREE, SMOOTH, FreeValues, Program
 
 # A quantity of a model's run: one of these, or the log density of another site, (4, name), in the order of complaints.
 Quantity: TypeAlias = tuple[int, str]
@@ -69,10 +68,9 @@ class ReadoutProgram:
 
         with warnings.catch_warnings(action="ignore"):  # which the recorded run gives
             self._program = Program(run, jnp.zeros(()))
-        results, reads = self._program.results, self._program.reads
-        moving = [quantity for quantity in results if quantity[0] <= _DETERMINISTIC and reads(quantity)[0]]
-        self.moving_sites = frozenset(name for order, name in moving if order == _DETERMINISTIC)
-        self._moving_quantities = [quantity for quantity in moving if quantity[0] < _DETERMINISTIC]
+        dependence = {quantity: found for quantity, found in self._program.dependence_on(0).items() if found}
+        self.moving_sites = frozenset(name for order, name in dependence if order == _DETERMINISTIC)
+        self._moving = {quantity: found for quantity, found in dependence.items() if quantity[0] < _DETERMINISTIC}
         self._is_reusable = free_values.are_all_arguments or recorded is not None
 
     def at(self, recorded: ReadoutSites) -> tuple["ReadoutProgram", list[Array]]:
@@ -95,63 +93,49 @@ class ReadoutProgram:
 
     def findings(self, run: ReadoutRun, values: list[Array]) -> Findings:
         """Return whether the mean, and each quantity that depends on the readout, is as assumed."""
-        zero, one = jnp.zeros(()), jnp.ones(())
+        zero, one, moving = jnp.zeros(()), jnp.ones(()), list(self._moving)
+        program = self._program.with_true_derivatives()
 
-        def quantities_at(t: Array) -> dict[Quantity, Any]:
-            return self._program(self._moving_quantities, t, *values)
-
-        def with_tangents(t: Array, step: Array) -> dict[tuple[Quantity, str], Any]:
-            displaced, tangents = jax.jvp(quantities_at, (t,), (step,))
-            floats = jax.tree.map(lambda slope: None if slope.dtype == jax.dtypes.float0 else slope, tangents)
-            kinds = ("displaced", displaced), ("tangent", floats)
-            return {(name, kind): value for kind, values in kinds for name, value in values.items()}
+        def tangents_at(t: Array, step: Array) -> dict[Quantity, Any]:
+            _, tangents = jax.jvp(lambda t: program(moving, t, *values), (t,), (step,))
+            return jax.tree.map(lambda tangent: None if tangent.dtype == jax.dtypes.float0 else tangent, tangents)
 
         try:
-            program = Program(with_tangents, one, one)
-            program.check_forward()
+            tangents = Program(tangents_at, zero, one)
+            tangents.check_forward()
         except (NotImplementedError, TypeError, ValueError) as error:
             return {(0, str(error)): jnp.array(False)}
-        results = program(list(program.results), one, one)
-        # A tangent that depends on the place, or not on the step, is of a curve, a kink or steps, entered or not.
-        is_coarse, moving = program.is_coarse(), self._moving_quantities
-        is_straight = {name: is_coarse or program.reads((name, "tangent")) == [False, True] for name in moving}
-        compared = [quantity for quantity in moving if quantity != _MEAN]
-        at_mean = self._program([*compared, _DIRECTION], zero, *values)
-        run, direction = jax.lax.stop_gradient((run, at_mean[_DIRECTION]))
+        by_place, by_step = tangents.dependence_on(0), tangents.dependence_on(1)
+        is_straight = {
+            name: (self._moving[name], by_place[name], by_step[name]) == (SMOOTH, FREE, SMOOTH) for name in moving
+        }
+        found = tangents(moving, zero, one)
+        direction = self._program([_DIRECTION], zero, *values)[_DIRECTION]
+        run, direction = jax.lax.stop_gradient((run, direction))
         with jax.numpy_dtype_promotion("standard"):
-            findings = {}
-            for quantity in compared:
-                trees = at_mean[quantity], results[quantity, "displaced"], results[quantity, "tangent"]
-                leaves = [jax.tree.leaves(tree, is_leaf=lambda x: x is None) for tree in trees]
-                constant = [_is_constant(*arrays) for arrays in zip(*leaves, strict=True)]
-                findings[quantity] = is_straight[quantity] & jnp.stack(constant).all()
+            findings = {
+                name: is_straight[name] & jnp.stack([jnp.all(leaf == 0) for leaf in jax.tree.leaves(found[name])]).all()
+                for name in moving
+                if name != _MEAN
+            }
             if direction.shape == (run.features.shape[1], *run.loc.shape[1:]):  # others are refused by their problem
-                slope = results.get((_MEAN, "tangent"), jnp.zeros_like(run.loc))
-                is_linear = _is_linear(run, direction, results.get((_MEAN, "displaced"), run.loc), slope)
+                is_linear = _is_linear(run, direction, found.get(_MEAN, jnp.zeros_like(run.loc)))
                 findings[_MEAN] = is_straight.get(_MEAN, True) & is_linear
         return findings
 
 
 def _quantities(sites: ReadoutSites, run: ReadoutRun) -> dict[Quantity, Any]:
     """Return what a run shows of the likelihood, and the log densities of the other sites."""
+    quantities: dict[Quantity, Any]
     quantities = {_FEATURES: run.features, _NOISE: run.noise_scale, _OBSERVATIONS: sites.observations, _MEAN: run.loc}
     for name, (fn, scale) in sites.other_sites.items():
         log_prob = fn.log_prob(sites.values[name])
-        quantities[_OTHER, name] = log_prob if scale is None else scale * log_prob
+        bounds = jax.tree.leaves(fn.support)  # which an improper density does not tell
+        quantities[_OTHER, name] = [log_prob if scale is None else scale * log_prob, *bounds]
     return quantities
 
 
-def _is_constant(at_mean: Array, displaced: Array, tangent: Array | None) -> Array:
-    """Return whether an array has no tangent and the same values, but for rounding; NaN makes the density NaN."""
-    if tangent is None:
-        return jnp.all(at_mean == displaced)
-    tolerance = 256 * jnp.finfo(at_mean.dtype).eps * jnp.maximum(jnp.abs(at_mean), 1.0)
-    # Both may be infinite, out of a support.
-    is_same = (at_mean == displaced) | (jnp.abs(displaced - at_mean) <= tolerance)
-    return jnp.all(is_same & ((tangent == 0) | jnp.isinf(at_mean)) | jnp.isnan(at_mean))
-
-
-def _is_linear(run: ReadoutRun, direction: Array, displaced: Array, tangent: Array) -> Array:
+def _is_linear(run: ReadoutRun, direction: Array, tangent: Array) -> Array:
     """Return whether the mean moves by features @ the change of the readout, row by row, but for rounding."""
     num_features = run.features.shape[1]
     # The deviation of features @ direction by row, for a direction of size one, and of each output.
@@ -164,11 +148,8 @@ def _is_linear(run: ReadoutRun, direction: Array, displaced: Array, tangent: Arr
     relative_tolerance = max(64 * single * num_features**0.5, 4 * of_features, 2e-3 * (jax.default_backend() != "cpu"))
     # The square of less is lost.
     tolerance = relative_tolerance * deviation + float(jnp.finfo(run.loc.dtype).tiny) ** 0.5
-    rounding = 64 * jnp.finfo(run.loc.dtype).eps * (jnp.abs(run.loc) + jnp.abs(displaced))
-    has_slope = jnp.abs(tangent - change) <= tolerance
-    has_change = jnp.abs(displaced - run.loc - change) <= tolerance + rounding
     # Where the mean or the features are not finite, the density is not, either.
-    return jnp.all(has_slope & has_change | ~jnp.isfinite(run.loc + change))
+    return jnp.all((jnp.abs(tangent - change) <= tolerance) | ~jnp.isfinite(run.loc + change))
 
 
 def nan_unless(findings: Findings, run: ReadoutRun) -> ReadoutRun:

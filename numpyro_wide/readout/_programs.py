@@ -1,23 +1,28 @@
 """Traced programs of models and functions: any of their results, and the arguments that these depend on."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import eval_jaxpr
 from jax.extend.core import Primitive
+from jax.extend.core.primitives import closed_call_p, custom_jvp_call_p
 from jax.interpreters import batching, mlir
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import Messenger
 
-from numpyro_wide._compile import inner_programs
+from numpyro_wide._compile import inner_programs, operations
 
 _argument = Primitive("argument")
 _argument.def_abstract_eval(lambda value, *, place: value)
 # Inside of a loop it stays where it is.
 batching.defvectorized(_argument)
 mlir.register_lowering(_argument, mlir.lower_fun(lambda value, *, place: value, multiple_results=False))
+FREE, SMOOTH, STEPPED = range(3)
+# Operations on floats whose tangents do not tell how they change.
+_STEPS = ("ceil", "floor", "rem", "round", "sign", "stop_gradient")
 
 
 class FreeValues(Messenger):
@@ -72,28 +77,83 @@ class Program:
 
     def check_forward(self) -> None:
         """Refuse forward derivatives of functions with reverse ones of their own, as JAX does once it compiles."""
-        if _contains(self._jaxpr.eqns, "custom_lin"):
+        if any(eqn.primitive.name == "custom_lin" for eqn in operations(self._jaxpr)):
             raise TypeError("forward-mode derivatives of a custom_vjp function.")
 
-    def is_coarse(self) -> bool:
-        """Whether the arguments enter a loop of unknown length or a print, whose results read all that enters them."""
-        moving = set(map(id, self._jaxpr.invars))
-        for eqn in self._jaxpr.eqns:
-            if moving.intersection(map(id, eqn.invars)):
-                if eqn.effects or _contains([eqn], "while"):
-                    return True
-                moving.update(map(id, eqn.outvars))
-        return False
+    def dependence_on(self, argument: int) -> dict[Any, int]:
+        """Return how each result depends on an argument: ``FREE`` of it, ``SMOOTH``, or by steps, ``STEPPED``."""
+        places = [int(index == argument) for index in range(len(self._jaxpr.invars))]
+        found = iter(_dependence(self._jaxpr, places))
+        return {
+            name: max((next(found) for _ in jax.tree.leaves(self.results[name])), default=FREE)
+            for name in sorted(self.results)
+        }
+
+    def with_true_derivatives(self) -> "Program":
+        """Return the program with derivatives of what it computes, where a function defines forward ones of its own."""
+        program = copy(self)
+        program._jaxpr = _without_custom_jvp(self._jaxpr)
+        return program
 
     def _places_of(self, names: Sequence[Any]) -> list[bool]:
         # As JAX sorts them.
         return [name in names for name in sorted(self.results) for _ in jax.tree.leaves(self.results[name])]
 
 
-def _contains(equations: Sequence[Any], name: str) -> bool:
-    """Whether an operation of this name is among equations, or in a function or loop of one."""
-    inner = [program for eqn in equations for program in inner_programs(eqn)]
-    return any(eqn.primitive.name == name for eqn in equations) or any(_contains(each.eqns, name) for each in inner)
+def _dependence(jaxpr: Any, arguments: Sequence[int]) -> list[int]:
+    """Return how each result depends on what the arguments depend on."""
+    found = dict(zip(map(id, jaxpr.invars), arguments, strict=True))
+    for eqn in jaxpr.eqns:
+        inputs = [found.get(id(variable), FREE) for variable in eqn.invars]
+        if any(inputs):
+            found.update(zip(map(id, eqn.outvars), _dependence_through(eqn, inputs), strict=True))
+    return [found.get(id(variable), FREE) for variable in jaxpr.outvars]
+
+
+def _dependence_through(eqn: Any, inputs: list[int]) -> list[int]:
+    """Return the same for the results of an operation; functions, branches and loops are looked into."""
+    name, params = eqn.primitive.name, eqn.params
+    programs = [getattr(program, "jaxpr", program) for program in inner_programs(eqn)]
+    start = end = 0  # of what a loop carries along
+    outside = FREE  # what decides about branches and turns
+    if name == "scan":  # what it carries comes after constants, before what it takes in slices
+        pairs = zip(eqn.invars, programs[0].invars, strict=True), zip(eqn.outvars, programs[0].outvars, strict=True)
+        whole = [[outer.aval.ndim == inner.aval.ndim for outer, inner in group] for group in pairs]
+        end = sum(whole[0])
+        start = end - sum(whole[1])
+    elif name == "while":
+        of_condition, programs = params["cond_nconsts"], [params["body_jaxpr"].jaxpr]
+        start, end = of_condition + params["body_nconsts"], len(inputs)
+        (outside,) = _dependence(params["cond_jaxpr"].jaxpr, inputs[:of_condition] + inputs[start:])
+    elif name == "cond":
+        outside = inputs[0]
+    if not programs or any(len(program.outvars) != len(eqn.outvars) for program in programs):
+        floats = [jnp.issubdtype(variable.aval.dtype, jnp.inexact) for variable in eqn.outvars]
+        return [max(inputs) if is_float and name not in _STEPS else STEPPED for is_float in floats]
+    found = [_dependence(program, inputs[len(inputs) - len(program.invars) :]) for program in programs]
+    results = [max(outside, *of_result) for of_result in zip(*found, strict=True)]
+    carried = [*map(max, inputs[start:end], results)]
+    if carried != inputs[start:end]:
+        return _dependence_through(eqn, [*inputs[:start], *carried, *inputs[end:]])
+    return results
+
+
+def _without_custom_jvp(jaxpr: Any) -> Any:
+    """Return a program that calls functions with a forward derivative of their own like others."""
+
+    def changed(param: Any) -> Any:
+        if hasattr(param, "jaxpr"):
+            return param.replace(jaxpr=_without_custom_jvp(param.jaxpr))
+        return _without_custom_jvp(param) if hasattr(param, "eqns") else param
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if inner_programs(eqn):
+            eqn = eqn.replace(params=jax.tree.map(changed, eqn.params))
+        if eqn.primitive is custom_jvp_call_p:
+            eqn = eqn.replace(primitive=closed_call_p, params={"call_jaxpr": eqn.params["call_jaxpr"]})
+        eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns)
 
 
 def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:
