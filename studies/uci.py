@@ -1,9 +1,11 @@
 """Regression on tables, by the protocol of Hernández-Lobato & Adams (2015): every set, split and model is a row.
 
 Scales and noise are latent, with log-normal priors around what the infinitely wide network's evidence finds on the
-training rows; its prediction is the model "NNGP". Rows are written to uci.csv as they are done, and a study that was
-interrupted goes on where it stopped. Without --folder, scikit-learn's diabetes patients are split at random. Of a small
-set's fit most seconds are compilation: with JAX_COMPILATION_CACHE_DIR=<a folder> it is done once for all splits.
+training rows; its prediction is the model "NNGP". The limit with integrated scales chooses by the evidence between
+dense units alone, and with effects of one and two columns beside them. Rows are written to uci.csv as they are done,
+and a study that was interrupted goes on where it stopped. Without --folder, scikit-learn's diabetes patients are split
+at random. Of a small set's fit most seconds are compilation: with JAX_COMPILATION_CACHE_DIR=<a folder> it is done once
+for all splits.
 
     python studies/uci.py --folder path/to/uci --sets yacht energy --splits 20
 """
@@ -33,10 +35,18 @@ from numpyro_wide.diagnostics import regression_scores
 # costs.
 NETWORKS = {"1 x 50": (1, 50, 1.0), "wide": (1, 200, 0.3), "deep": (3, 50, 0.5)}
 PROTEIN_WIDTH = 100  # of "1 x 50" there: the protocol's
-MODELS = ["NNGP", *(f"{name}, collapsed" for name in NETWORKS), "1 x 50, mean field, collapsed", "1 x 50, mean field"]
+LIMIT = "limit, scales integrated"
+MODELS = [
+    "NNGP",
+    LIMIT,
+    *(f"{name}, collapsed" for name in NETWORKS),
+    "1 x 50, mean field, collapsed",
+    "1 x 50, mean field",
+]
 REFERENCE = "1 x 50, collapsed"  # that others are set beside: the protocol's network
 MOST_ROWS = 1000  # that scales are fitted to
 MOST_KNOWN = 3000  # that the infinitely wide network predicts from
+NUM_MIXED = 200  # predictions of equal weight, of draws of the scales
 SPREAD = 0.5  # of the logarithms of scales and noise a priori, around what the evidence finds
 # A noise, of targets of unit variance, from which on networks run in single precision, in a third of the time. At 0.14,
 # with airfoil's readout scale of 24, it is lost in rounding.
@@ -74,19 +84,42 @@ def rows_of(folder, name, split):
     return _common.standardised_by(train, test, float)
 
 
-@cache
-def fitted(folder, name, split, depth):
-    """Fit the infinitely wide network, erf or ReLU, to some training rows by the evidence; with the seconds it took."""
-    start = time.perf_counter()
-    (x, y), _, _ = rows_of(folder, name, split)
+def some_rows(x, y):
+    """Return rows that scales are fitted to."""
     order = np.random.default_rng(0).permutation(len(x))
     # Once each: the copies among wine's rows pass for measurements without noise.
     _, first = np.unique(np.column_stack([x, y])[order], axis=0, return_index=True)
     chosen = order[np.sort(first)][:MOST_ROWS]
+    return x[chosen], y[chosen]
+
+
+@cache
+def fitted(folder, name, split, depth):
+    """Fit the infinitely wide network, erf or ReLU, to some training rows by the evidence; with the seconds it took."""
+    start = time.perf_counter()
+    some = some_rows(*rows_of(folder, name, split)[0])
     # The activation is chosen with one hidden layer.
     activation = ("erf", "relu") if depth == 1 else fitted(folder, name, split, 1)[0].activation
-    fit = wide_limit.fit(x[chosen], y[chosen], activation=activation, depth=depth, input_scale=True, num_restarts=1)
+    fit = wide_limit.fit(*some, activation=activation, depth=depth, input_scale=True, num_restarts=1)
     return fit, time.perf_counter() - start
+
+
+def mixture(data):
+    """Return mean and variance, noise included, of the limit by draws of its scales, each (1, NUM_MIXED, m)."""
+    known, (x_test, _), _ = data
+    fit = wide_limit.fit(
+        *some_rows(*known),
+        structure=("dense", "both"),
+        input_scale=True,
+        num_restarts=1,
+        scales="integrated",
+        progress_bar=False,
+    )
+    print(f"\n{fit}", flush=True)
+    drawn = np.searchsorted(np.cumsum(fit.weights), (np.arange(NUM_MIXED) + 0.5) / NUM_MIXED)
+    places, counts = np.unique(drawn, return_counts=True)
+    moments = [fit.draws[place].predict(x_test, with_noise=True) for place in places]
+    return tuple(np.repeat(part, counts, axis=0)[None] for part in map(np.stack, zip(*moments, strict=True)))
 
 
 @cache
@@ -166,9 +199,9 @@ def run(cell, options):
     numpyro.enable_x64()
     data = rows_of(options.folder, cell.name, cell.split)
     depth = NETWORKS.get(cell.model.split(",")[0], (1,))[0]
-    fit, seconds = fitted(options.folder, cell.name, cell.split, depth)
+    fit, seconds = (None, 0.0) if cell.model == LIMIT else fitted(options.folder, cell.name, cell.split, depth)
     start = time.perf_counter()
-    mean, variance = moments(cell, fit, data, options)
+    mean, variance = mixture(data) if cell.model == LIMIT else moments(cell, fit, data, options)
     rhat = _chains.rhat(mean, method="identity") if len(mean) > 1 else np.nan
     mean, variance = (part.reshape(-1, part.shape[-1]) for part in (mean, variance))
     _, (_, y_test), scale = data

@@ -57,9 +57,14 @@ class ReadoutProgram:
             model_sites = run_model(model.fn, args, kwargs, values=values, inside=(free_values, sites), **options)
             self.is_observed = sites.is_observed
             if recorded is None and not sites.is_observed.get(model.observed, False):
-                if model.observed in model_sites:  # a latent site of another kind would never be integrated over
-                    fn = unwrap(model_sites[model.observed]["fn"], masks=True)
-                    normal_parameters(model.observed, "observed site", fn)
+                site = model_sites.get(model.observed)
+                if site and site["type"] != "sample":
+                    raise ValueError(
+                        f"the observed site {model.observed!r} is a {site['type']} site. With obs_mask it is made of "
+                        "two sample sites: leave out masked rows instead."
+                    )
+                if site:  # a latent site of another kind would never be integrated over
+                    normal_parameters(model.observed, "observed site", unwrap(site["fn"], masks=True))
                 return {}
             images = values_of_type(model_sites, "deterministic")
             deterministic = {(_DETERMINISTIC, name): value for name, value in images.items()}
@@ -130,22 +135,24 @@ def _quantities(sites: ReadoutSites, run: ReadoutRun) -> dict[Quantity, Any]:
     quantities = {_FEATURES: run.features, _NOISE: run.noise_scale, _OBSERVATIONS: sites.observations, _MEAN: run.loc}
     for name, (fn, scale) in sites.other_sites.items():
         log_prob = fn.log_prob(sites.values[name])
-        bounds = jax.tree.leaves(fn.support)  # which an improper density does not tell
-        quantities[_OTHER, name] = [log_prob if scale is None else scale * log_prob, *bounds]
+        # An improper density does not show its bounds.
+        inside = [fn.support(sites.values[name])] if isinstance(unwrap(fn), dist.ImproperUniform) else []
+        quantities[_OTHER, name] = [log_prob if scale is None else scale * log_prob, *inside]
     return quantities
 
 
 def _is_linear(run: ReadoutRun, direction: Array, tangent: Array) -> Array:
     """Return whether the mean moves by features @ the change of the readout, row by row, but for rounding."""
     num_features = run.features.shape[1]
-    # The deviation of features @ direction by row, for a direction of size one, and of each output.
-    sizes = jnp.sqrt(jnp.square(direction).mean(axis=0))
+    # The deviation of features @ direction by row, for a direction whose largest entry is one, and of each output.
+    sizes = jnp.abs(direction).max(axis=0)
     squares = jnp.square(direction / sizes).reshape(num_features, -1).mean(axis=1)
     change, variance = map_rows(run.features, lambda rows: (rows @ direction, rows**2 @ squares))
     deviation = jnp.sqrt(variance).reshape(-1, *(1 for _ in sizes.shape)) * sizes
     # A model may compute in single precision, or with features in half; accelerators multiply with fewer digits.
-    single, of_features = (float(jnp.finfo(dtype).eps) for dtype in (jnp.float32, run.features.dtype))
-    relative_tolerance = max(64 * single * num_features**0.5, 4 * of_features, 2e-3 * (jax.default_backend() != "cpu"))
+    of_features = run.features.dtype if jnp.issubdtype(run.features.dtype, jnp.inexact) else jnp.float32
+    single, own = (float(jnp.finfo(dtype).eps) for dtype in (jnp.float32, of_features))
+    relative_tolerance = max(64 * single * num_features**0.5, 4 * own, 2e-3 * (jax.default_backend() != "cpu"))
     # The square of less is lost.
     tolerance = relative_tolerance * deviation + float(jnp.finfo(run.loc.dtype).tiny) ** 0.5
     # Where the mean or the features are not finite, the density is not, either.

@@ -22,7 +22,7 @@ batching.defvectorized(_argument)
 mlir.register_lowering(_argument, mlir.lower_fun(lambda value, *, place: value, multiple_results=False))
 FREE, SMOOTH, STEPPED = range(3)
 # Operations on floats whose tangents do not tell how they change.
-_STEPS = ("ceil", "floor", "rem", "round", "sign", "stop_gradient")
+_STEPS = ("ceil", "floor", "rem", "round", "select_and_scatter_add", "sign", "stop_gradient")
 
 
 class FreeValues(Messenger):
@@ -115,6 +115,7 @@ def _dependence_through(eqn: Any, inputs: list[int]) -> list[int]:
     name, params = eqn.primitive.name, eqn.params
     programs = [getattr(program, "jaxpr", program) for program in inner_programs(eqn)]
     start = end = 0  # of what a loop carries along
+    before = 0  # inputs that programs do not take
     outside = FREE  # what decides about branches and turns
     if name == "scan":  # what it carries comes after constants, before what it takes in slices
         pairs = zip(eqn.invars, programs[0].invars, strict=True), zip(eqn.outvars, programs[0].outvars, strict=True)
@@ -122,15 +123,19 @@ def _dependence_through(eqn: Any, inputs: list[int]) -> list[int]:
         end = sum(whole[0])
         start = end - sum(whole[1])
     elif name == "while":
-        of_condition, programs = params["cond_nconsts"], [params["body_jaxpr"].jaxpr]
-        start, end = of_condition + params["body_nconsts"], len(inputs)
-        (outside,) = _dependence(params["cond_jaxpr"].jaxpr, inputs[:of_condition] + inputs[start:])
+        before, programs = params["cond_nconsts"], [params["body_jaxpr"].jaxpr]
+        start, end = before + params["body_nconsts"], len(inputs)
+        (outside,) = _dependence(params["cond_jaxpr"].jaxpr, inputs[:before] + inputs[start:])
     elif name == "cond":
-        outside = inputs[0]
-    if not programs or any(len(program.outvars) != len(eqn.outvars) for program in programs):
+        before, outside = 1, inputs[0]
+    sizes = {(len(program.invars), len(program.outvars)) for program in programs}
+    if sizes != {(len(inputs) - before, len(eqn.outvars))}:  # no program, or others than of its inputs and results
+        inner = {operation.primitive.name for program in programs for operation in operations(program)}
+        is_by_order = name == "sort" and any(inputs[: params["num_keys"]])
+        is_step = is_by_order or not inner.isdisjoint(_STEPS) or name in _STEPS
         floats = [jnp.issubdtype(variable.aval.dtype, jnp.inexact) for variable in eqn.outvars]
-        return [max(inputs) if is_float and name not in _STEPS else STEPPED for is_float in floats]
-    found = [_dependence(program, inputs[len(inputs) - len(program.invars) :]) for program in programs]
+        return [max(inputs) if is_float and not is_step else STEPPED for is_float in floats]
+    found = [_dependence(program, inputs[before:]) for program in programs]
     results = [max(outside, *of_result) for of_result in zip(*found, strict=True)]
     carried = [*map(max, inputs[start:end], results)]
     if carried != inputs[start:end]:

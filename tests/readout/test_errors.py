@@ -54,6 +54,10 @@ def of_another_width(y=None):
     numpyro.sample("y", dist.Normal(features[:, :2], 0.3).to_event(2), obs=y)
 
 
+def half_observed(features, w, y):
+    numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=y, obs_mask=jnp.arange(6) < 3)
+
+
 def scaled_likelihood(features, w, y):
     with scale(scale=0.5):
         numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(2), obs=y)
@@ -267,6 +271,9 @@ CASES = [
     Case(
         lambda: collapsed(model=observed_by(noise_that_follows)),
         "the noise of observed site 'y' depends on the readout 'w'",
+    ),
+    Case(
+        lambda: collapsed(model=observed_by(half_observed)), "'y' is a deterministic site. With obs_mask .* leave out"
     ),
     Case(
         lambda: collapsed(model=observed_by(scaled_likelihood)), "observed site 'y' is scaled or in a subsampled plate"
