@@ -27,7 +27,14 @@ def collapsed(model: Callable) -> Callable:
 
 
 def chains_of(
-    model: Callable, num_chains: int, num_warmup: int, num_samples: int, *, bias_tolerance: float, **form: Any
+    model: Callable,
+    num_chains: int,
+    num_warmup: int,
+    num_samples: int,
+    *,
+    bias_tolerance: float,
+    num_kept: int = NUM_KEPT,
+    **form: Any,
 ) -> MCMC:
     """Make unadjusted microcanonical chains, for any data: what they compile stays with them.
 
@@ -35,15 +42,16 @@ def chains_of(
         model: collapsed network.
         num_chains: number of chains.
         num_warmup: steps of warmup.
-        num_samples: steps after it, of which ``NUM_KEPT`` are kept.
+        num_samples: steps after it.
         bias_tolerance: bias that the kernel allows itself, as :class:`MicrocanonicalLangevin` has it.
+        num_kept: number of steps that are kept, as draws.
         **form: further options of ``MCMC``.
 
     Returns:
         The chains, before they are run.
     """
     kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=bias_tolerance)
-    lengths = {"num_warmup": num_warmup, "num_samples": num_samples, "thinning": max(1, num_samples // NUM_KEPT)}
+    lengths = {"num_warmup": num_warmup, "num_samples": num_samples, "thinning": max(1, num_samples // num_kept)}
     return MCMC(kernel, **lengths, num_chains=num_chains, progress_bar=False, **form)
 
 

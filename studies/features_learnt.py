@@ -31,6 +31,7 @@ LIMIT = 0  # the width
 FUNCTION, NUM_INPUTS = "Rosenbrock", 10
 NUM_CHAINS = 4
 LARGEST_RHAT = 1.05  # of chains that agree
+NUM_KEPT = 1000  # draws of a chain: the largest of many R-hats takes more than predictions
 PRIORS = {  # of scales; broad where the limit's are
     DENSE: {
         "w_std": dist.LogNormal(0.0, 0.5),
@@ -38,10 +39,10 @@ PRIORS = {  # of scales; broad where the limit's are
         "readout_w_std": dist.LogNormal(0.0, 1.0),
     },
     ADDITIVE: {
-        "w_std": dist.LogNormal(0.0, 1.0),
-        "b_std": dist.LogNormal(0.0, 1.0),
-        "order_scale": dist.LogNormal(np.log([2.0, 4.0]), 2.0),
-        "readout_b_std": dist.LogNormal(0.0, 1.0),
+        "w_std": dist.LogNormal(np.log(0.5), 0.5),
+        "b_std": 3.0,  # units turn at any of the inputs
+        "order_scale": dist.LogNormal(np.log([5.0, 10.0]), 1.0),
+        "readout_b_std": 1.0,
     },
 }
 
@@ -81,7 +82,8 @@ def sampled(cell, known, x_new, options):
     network, num_features = network_of(cell, known[0])
     model = _chains.collapsed(bnn(network, None, dist.LogNormal(np.log(0.3), 1.5), scales=PRIORS[cell.network]))
     lengths = NUM_CHAINS, cell.steps // 3, cell.steps
-    mcmc = _chains.chains_of(model, *lengths, bias_tolerance=options.bias_tolerance, chain_method="sequential")
+    form = {"bias_tolerance": options.bias_tolerance, "num_kept": NUM_KEPT, "chain_method": "sequential"}
+    mcmc = _chains.chains_of(model, *lengths, **form)
     keys = jax.random.split(jax.random.key(0), 4)
     draws = _chains.draws_of((keys[0], keys[1]), mcmc, *known, num_adam=options.num_adam)
     mean, variance = _chains.moments(keys[2], model, draws, known, (x_new,), NUM_CHAINS)
