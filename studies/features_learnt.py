@@ -6,7 +6,7 @@ deviations of their targets (RRMSE), and the largest R-hat of the predictive mea
 an effect. The limits, of which the evidence chose the scales, are rows of width 0. Each row is written to
 features_learnt.csv as it is done, and a study that was interrupted goes on where it stopped.
 
-    python studies/features_learnt.py --dense 32 128 512 --additive 4 16
+    python studies/features_learnt.py --dense 32 128 --additive 16
 """
 
 import os
@@ -170,10 +170,10 @@ if __name__ == "__main__":
             num_rows=(200, "to learn from"),
             num_test=(1000, "rows to predict, up to 5000"),
             noise=(0.05, "standard deviation of the noise, over that of the function"),
-            dense=([32, 128, 512], "widths of dense networks"),
-            additive=([4, 16], "widths of additive networks"),
+            dense=([32, 128], "widths of dense networks"),
+            additive=([16], "widths of additive networks"),
             num_adam=(500, "steps of Adam before each chain"),
-            steps=(1500, "of each of the four chains, after a third as many of warmup"),
+            steps=(20000, "of each of the four chains, after a third as many of warmup"),
             bias_tolerance=(0.15, "share of a draw's variance that may be bias"),
         )
     )
