@@ -530,7 +530,7 @@ def joint(model, *args, values=None):
 @pytest.mark.fault("readout/_assumptions.py", "<= tolerance) |", "<= tolerance + 1e-4 * jnp.abs(run.loc)) |")
 @pytest.mark.fault("readout/_assumptions.py", "name: is_straight[name] & jnp", "name: jnp")
 @pytest.mark.fault("readout/_assumptions.py", ", *inside]", "]")
-@pytest.mark.fault("readout/_programs.py", " and name not in _STEPS", "")
+@pytest.mark.fault("readout/_programs.py", " or name in _STEPS", "")
 @pytest.mark.fault("readout/_programs.py", "if is_float and", "if")
 @pytest.mark.fault("readout/_programs.py", "max(outside, *of_result)", "max(of_result)")
 @pytest.mark.fault("readout/_programs.py", "if carried != inputs[start:end]:", "if False:")

@@ -37,12 +37,15 @@ CASES = {
     "others sorted by it": (lambda v: jax.lax.sort_key_val(v, A[0])[1], STEPPED),
     "order": (jnp.argsort, STEPPED),
     "reduced": (lambda v: jax.lax.reduce(v, 0.0, lambda a, b: jnp.maximum(a, b) + 0.0, (0,)), SMOOTH),
+    "rounded and reduced": (lambda v: jax.lax.reduce(v, 0.0, lambda a, b: jnp.floor(a) + b, (0,)), STEPPED),
+    "one entry rounded": (lambda v: v.at[0].apply(jnp.floor), STEPPED),
     "stopped": (lambda v: v + jax.lax.stop_gradient(v), STEPPED),
     "signs": (jnp.sign, STEPPED),
 }
 
 
 @pytest.mark.fault("readout/_programs.py", "is_step = is_by_order or", "is_step =")
+@pytest.mark.fault("readout/_programs.py", "or not inner.isdisjoint(_STEPS) or", "or")
 @pytest.mark.fault("readout/_programs.py", "if sizes != {(len(inputs) - before, len(eqn.outvars))}:", "if not sizes:")
 @pytest.mark.parametrize("case", CASES)
 def test_dependence(case):
