@@ -46,7 +46,7 @@ MODELS = [
 REFERENCE = "1 x 50, collapsed"  # that others are set beside: the protocol's network
 MOST_ROWS = 1000  # that scales are fitted to
 MOST_KNOWN = 3000  # that the infinitely wide network predicts from
-NUM_MIXED = 200  # predictions of equal weight, of draws of the scales
+NUM_MIXED = 200  # predictions of equal weight: each draw of the scales as often as it weighs
 SPREAD = 0.5  # of the logarithms of scales and noise a priori, around what the evidence finds
 # A noise, of targets of unit variance, from which on networks run in single precision, in a third of the time. At 0.14,
 # with airfoil's readout scale of 24, it is lost in rounding.
@@ -116,9 +116,8 @@ def mixture(data):
         progress_bar=False,
     )
     print(f"\n{fit}", flush=True)
-    drawn = np.searchsorted(np.cumsum(fit.weights), (np.arange(NUM_MIXED) + 0.5) / NUM_MIXED)
-    places, counts = np.unique(drawn, return_counts=True)
-    moments = [fit.draws[place].predict(x_test, with_noise=True) for place in places]
+    moments = [draw.predict(x_test, with_noise=True) for draw in fit.draws]
+    counts = np.rint(NUM_MIXED * fit.weights).astype(int)
     return tuple(np.repeat(part, counts, axis=0)[None] for part in map(np.stack, zip(*moments, strict=True)))
 
 
@@ -198,10 +197,14 @@ def run(cell, options):
     """Fit, predict, score."""
     numpyro.enable_x64()
     data = rows_of(options.folder, cell.name, cell.split)
-    depth = NETWORKS.get(cell.model.split(",")[0], (1,))[0]
-    fit, seconds = (None, 0.0) if cell.model == LIMIT else fitted(options.folder, cell.name, cell.split, depth)
-    start = time.perf_counter()
-    mean, variance = mixture(data) if cell.model == LIMIT else moments(cell, fit, data, options)
+    if cell.model == LIMIT:
+        seconds, start = 0.0, time.perf_counter()
+        mean, variance = mixture(data)
+    else:
+        depth = NETWORKS.get(cell.model.split(",")[0], (1,))[0]
+        fit, seconds = fitted(options.folder, cell.name, cell.split, depth)
+        start = time.perf_counter()
+        mean, variance = moments(cell, fit, data, options)
     rhat = _chains.rhat(mean, method="identity") if len(mean) > 1 else np.nan
     mean, variance = (part.reshape(-1, part.shape[-1]) for part in (mean, variance))
     _, (_, y_test), scale = data

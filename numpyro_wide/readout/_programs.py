@@ -130,9 +130,9 @@ def _dependence_through(eqn: Any, inputs: list[int]) -> list[int]:
         before, outside = 1, inputs[0]
     sizes = {(len(program.invars), len(program.outvars)) for program in programs}
     if sizes != {(len(inputs) - before, len(eqn.outvars))}:  # no program, or others than of its inputs and results
-        inner = {operation.primitive.name for program in programs for operation in operations(program)}
+        names = {name, *(operation.primitive.name for program in programs for operation in operations(program))}
         is_by_order = name == "sort" and any(inputs[: params["num_keys"]])
-        is_step = is_by_order or not inner.isdisjoint(_STEPS) or name in _STEPS
+        is_step = is_by_order or not names.isdisjoint(_STEPS)
         floats = [jnp.issubdtype(variable.aval.dtype, jnp.inexact) for variable in eqn.outvars]
         return [max(inputs) if is_float and not is_step else STEPPED for is_float in floats]
     found = [_dependence(program, inputs[before:]) for program in programs]

@@ -530,7 +530,7 @@ def joint(model, *args, values=None):
 @pytest.mark.fault("readout/_assumptions.py", "<= tolerance) |", "<= tolerance + 1e-4 * jnp.abs(run.loc)) |")
 @pytest.mark.fault("readout/_assumptions.py", "name: is_straight[name] & jnp", "name: jnp")
 @pytest.mark.fault("readout/_assumptions.py", ", *inside]", "]")
-@pytest.mark.fault("readout/_programs.py", " or name in _STEPS", "")
+@pytest.mark.fault("readout/_programs.py", "names = {name, *(", "names = {*(")
 @pytest.mark.fault("readout/_programs.py", "if is_float and", "if")
 @pytest.mark.fault("readout/_programs.py", "max(outside, *of_result)", "max(of_result)")
 @pytest.mark.fault("readout/_programs.py", "if carried != inputs[start:end]:", "if False:")
@@ -570,7 +570,7 @@ def test_what_looks_alike_and_is_right_has_the_dense_density(case, dtype):
             np.testing.assert_allclose(call(rows, y), expected, rtol=1e-5 if dtype == "float32" else 1e-10)
 
 
-@pytest.mark.fault("readout/_assumptions.py", "4 * own", "640 * own")
+@pytest.mark.fault("readout/_assumptions.py", "4 * of_features", "640 * of_features")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_features_of_half_precision(dtype):
     rows = jnp.asarray(ROWS, dtype)

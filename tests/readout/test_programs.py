@@ -45,7 +45,7 @@ CASES = {
 
 
 @pytest.mark.fault("readout/_programs.py", "is_step = is_by_order or", "is_step =")
-@pytest.mark.fault("readout/_programs.py", "or not inner.isdisjoint(_STEPS) or", "or")
+@pytest.mark.fault("readout/_programs.py", "for program in programs for operation", "for program in () for operation")
 @pytest.mark.fault("readout/_programs.py", "if sizes != {(len(inputs) - before, len(eqn.outvars))}:", "if not sizes:")
 @pytest.mark.parametrize("case", CASES)
 def test_dependence(case):
