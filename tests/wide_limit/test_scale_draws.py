@@ -54,7 +54,6 @@ def quadrature():
 
 
 @pytest.mark.as_compiled
-@pytest.mark.fault("wide_limit/_limit.py", ":, None] + (fit.noise_scale**2", ":, None] + (self.noise_scale**2")
 @pytest.mark.parametrize("bound", [WEIGHTED, CHAINS], ids=["weighted", "chains"])
 def test_the_mixture_is_that_of_the_quadrature(bound, quadrature, monkeypatch):
     monkeypatch.setattr(_scale_draws, "_POOR_SHAPE", bound)
@@ -117,7 +116,7 @@ def test_poor_weights_are_mended_by_better_coordinates(quadrature, monkeypatch):
     random, poor = np.random.default_rng(0), at.center
     draws = draw_scales(at, random, False)
     assert draws.pareto_shape < _scale_draws._POOR_SHAPE and not np.any(at.center == poor)
-    monkeypatch.setattr(_scale_draws, "_NUM_PROPOSALS", 1000)
+    monkeypatch.setattr(_scale_draws, "_NUM_PROPOSALS", 4000)
     places, _, log_weights, _ = _scale_draws._weighted(at, random, False)
     found, by_weight = at.logarithms(places)[:, 3] + np.log(MEDIANS[-1]), np.exp(log_weights)
     for values, known in (
@@ -127,6 +126,36 @@ def test_poor_weights_are_mended_by_better_coordinates(quadrature, monkeypatch):
         mean = weights @ known
         error = np.sqrt(weights @ (known - mean) ** 2 * np.sum(by_weight**2))
         assert abs(by_weight @ values - mean) < 4 * error
+
+
+@pytest.mark.fault("wide_limit/_scale_draws.py", "if shape <= _POOR_SHAPE or is_last", "if is_last")
+@pytest.mark.parametrize(("shapes", "num_rounds"), [([0.6], 1), ([0.9, 0.8, 0.6], 3), ([0.9] * 8, 8)], ids=str)
+def test_rounds_go_on_while_weights_are_poor(shapes, num_rounds, monkeypatch):
+    at, rounds = posterior(), []
+
+    def weighted(at, random, progress_bar):
+        rounds.append(at.center)
+        places = random.normal(size=(100, len(at.center)))
+        return places, np.zeros(100), np.full(100, -np.log(100)), shapes[len(rounds) - 1]
+
+    monkeypatch.setattr(_scale_draws, "_weighted", weighted)
+    monkeypatch.setattr(_scale_draws, "_by_chains", lambda *args: "chains")
+    draws = draw_scales(at, np.random.default_rng(0), False)
+    assert len(rounds) == num_rounds and (draws == "chains") == (shapes[-1] > 0.7)
+    np.testing.assert_array_equal(at.center, rounds[-1])  # the draws' own coordinates
+
+
+@pytest.mark.fault(
+    "wide_limit/_scale_draws.py", "weights = softmax(power * log_weights)", "weights = softmax(log_weights)"
+)
+def test_coordinates_are_made_from_a_quarter_of_the_draws_at_least():
+    random = np.random.default_rng(0)
+    for spread, fewest, most in ((0.5, 300, 400), (3.0, 100, 115), (30.0, 100, 160)):
+        log_weights = spread * random.normal(size=400)
+        weights = _scale_draws._flattened(log_weights)
+        assert fewest <= 1 / np.sum(weights**2) <= most
+        powers = np.diff(np.log(weights)) / np.diff(log_weights)
+        np.testing.assert_allclose(powers, powers[0])
 
 
 def test_extreme_scales_have_no_weight():
@@ -151,6 +180,7 @@ def test_many_rows_of_poor_weights_are_told(monkeypatch):
 
 
 @pytest.mark.fault("wide_limit/_limit.py", "sum(w * fit.nngp(x1, x2)", "sum(w * self.draws[0].nngp(x1, x2)")
+@pytest.mark.fault("wide_limit/_limit.py", ":, None] + (fit.noise_scale**2", ":, None] + (self.noise_scale**2")
 def test_several_outputs_and_the_kernel_are_mixtures():
     targets = np.column_stack([Y, Y**2])
     fit = wide_limit.fit(X, targets, scales="integrated", num_restarts=1)
@@ -160,6 +190,8 @@ def test_several_outputs_and_the_kernel_are_mixtures():
     np.testing.assert_allclose(mean, np.tensordot(fit.weights, means, 1), rtol=1e-10)
     second = np.tensordot(fit.weights, variances[..., None] + means**2, 1)
     np.testing.assert_allclose(variance, second - mean**2, rtol=1e-8)
+    noise = fit.weights @ np.square([draw.noise_scale for draw in fit.draws])
+    np.testing.assert_allclose(fit.predict(X_NEW, with_noise=True)[1] - variance, noise, rtol=1e-8)
     kernels = np.stack([draw.nngp(X_NEW, X) for draw in fit.draws])
     np.testing.assert_allclose(fit.nngp(X_NEW, X), np.tensordot(fit.weights, kernels, 1), rtol=1e-10)
 
