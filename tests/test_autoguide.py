@@ -72,6 +72,7 @@ def test_gradient_is_dropout_with_l2(x64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a.mean(0), b, rtol=1e-9), each, gradient)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("autoguide.py", "BernoulliDropout(rows, rate,", "BernoulliDropout(rows, 1 - rate,")
 def test_learned_rate_and_posterior_draws():
     x = jax.random.normal(jax.random.key(0), (60, 4))
@@ -123,6 +124,7 @@ def test_mistakes_with_dropout_are_named(arguments, message):
         numpyro.handlers.seed(AutoDropout(network, **arguments), 0)(X, Y)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("elbo/_trace_qkl.py", "log_density(guide_site) - log_density(model_site)", "log_density(guide_site)")
 def test_trace_qkl_is_the_elbo_of_a_proper_guide():
     def guide(x, y=None):

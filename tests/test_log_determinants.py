@@ -12,6 +12,7 @@ from numpyro_wide import linear_gaussian, natural
 from numpyro_wide.distributions import DegenerateNormal
 from numpyro_wide.linear_gaussian import ReadoutProblem
 from numpyro_wide.readout import ReadoutTransform
+from tests.marks import parametrize
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -79,7 +80,7 @@ REGISTRY = {
 
 
 @pytest.mark.fault("linear_gaussian/_problem.py", "log_abs_det.sum() + jnp.log(scale).sum()", "log_abs_det.sum()")
-@pytest.mark.parametrize("name", REGISTRY)
+@parametrize("name", REGISTRY, rest="as_compiled")
 def test_log_determinant(name):
     function, shape = REGISTRY[name]
     at = jnp.asarray(np.random.default_rng(1).normal(size=shape))

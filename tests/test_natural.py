@@ -198,6 +198,7 @@ def test_an_interval_against_adaptive_quadrature(eta, is_double):
         np.testing.assert_allclose(draws.std(), deviation, rtol=0.1)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("natural.py", "quantile -= step - stop_gradient(step)", "quantile -= 0 * step")
 def test_quantiles_of_an_interval_and_their_slopes(x64):
     def exact(loc, scale):

@@ -90,6 +90,7 @@ def test_many_test_rows_go_by_blocks(monkeypatch):
     assert found().log_density(X, Y).shape == (300,)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("readout/_predictive.py", "<= _MOST_KEPT", "< 0")
 def test_rows_are_summed_over_once(monkeypatch):
     calls = []

@@ -77,6 +77,7 @@ def test_the_family_is_chosen_by_held_out_loss():
     np.testing.assert_allclose(np.abs(theta).mean(), 0.5**0.5, atol=0.05)
 
 
+@pytest.mark.as_compiled
 def test_a_simulator_in_python(counted):
     """Priors as distributions, and a function: the posterior is Gamma(3 + sum, 1 + 3)."""
     data = {"y": np.array([4, 2, 6])}
@@ -143,6 +144,7 @@ def test_a_mixture_of_guides_has_the_mean_of_their_densities(members):
         assert np.mean(drawn < np.quantile(of_members, level)) == pytest.approx(level, abs=0.03)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("amortized/_joined.py", 'head["kernel"]) / len(by_member)', 'head["kernel"])')
 def test_the_mean_of_guides_with_one_encoder_has_the_mean_of_their_heads(members):
     model, guide, trainer, (first, second) = members
@@ -169,6 +171,7 @@ def test_an_emulator_draws_as_the_simulator_does():
     assert abs(np.corrcoef(residual, emulated["theta"])[0, 1]) < 0.1
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("amortized/_training_data.py", "_rows_of(finite_draws, is_kept)", "finite_draws")
 @pytest.mark.fault("amortized/_guide.py", "_moments(values[np.isfinite(values).all(axis=1)])", "_moments(values)")
 @pytest.mark.fault("amortized/_fit.py", "check_finite(f", "str(f")

@@ -79,6 +79,7 @@ def random_head(params):
     return {**params, "auto_head": {"kernel": kernel, "bias": 0.4 * jax.random.normal(keys[1], head["bias"].shape)}}
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "amortized/_families.py",
     "return logsumexp(by_component + jnp.broadcast_to(weights, by_component.shape), axis=-1)",

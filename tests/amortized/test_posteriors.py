@@ -24,6 +24,7 @@ def train(model, guide, *args, observed, num_steps=4000, batch_size=64, rate=0.0
     return trainer.run(jax.random.key(0), num_steps, *args, progress_bar=False).params
 
 
+@pytest.mark.as_compiled
 def test_conjugate_gaussian():
     prior_loc, prior_scale = np.array([0.5, -1.0]), np.array([1.5, 0.7])
     design = np.array([[1.0, 0.4], [-0.3, 1.2], [0.8, -0.5]])

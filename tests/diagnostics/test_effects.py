@@ -100,6 +100,7 @@ def predicted(model=None):
     return ReadoutPredictive(wrapped, draw, (jnp.asarray(X), jnp.asarray(Y)))
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "diagnostics/_effects.py",
     "return np.take_along_axis(law, (uniform * len(law)).astype(int), axis=0)",

@@ -74,6 +74,7 @@ def function_of(model, mcmc):
     return np.asarray(mean).reshape(2, 30, -1)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("diagnostics/_summary.py", "jnp.ravel(fit.loc + mean)", "jnp.ravel(mean)")
 @parametrize("form", ["collapsed", "repriorised"], rest="slow")
 def test_the_function_is_that_with_the_readout_integrated_out(form, request):

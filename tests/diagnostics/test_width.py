@@ -186,6 +186,7 @@ def test_other_observed_sites_and_factors_weigh_as_well(form, other):
     assert np.isnan(row.limit_log_evidence)
 
 
+@pytest.mark.as_compiled
 def test_hyperparameters_far_from_their_prior_are_told_of():
     def model(y=None):
         noise_scale = numpyro.sample("noise", dist.LogNormal(7.0, 1.0))

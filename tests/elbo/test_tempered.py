@@ -144,6 +144,7 @@ def test_only_the_kl_is_tempered(options):
     np.testing.assert_allclose(all_tempered[0]["w"], 0.3 * kl, rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_joint_guide_is_tempered_as_a_whole():
     _, guide, params = GUIDES["AutoDiagonalNormal"]()
     args = jax.random.key(2), params, model, guide, X, Y

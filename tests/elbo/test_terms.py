@@ -103,6 +103,7 @@ def certificate(x, y, x_test, width):
     return np.sqrt(2 * c) * np.sqrt(-np.expm1(-4 / np.pi * c_prime / width))
 
 
+@pytest.mark.as_compiled
 def test_a_guide_on_its_prior_obeys_the_bound_and_is_warned_about():
     width = 1000
     model = erf_network(width)

@@ -92,6 +92,7 @@ def test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant(networ
     np.testing.assert_allclose(found - found[0], expected[0] - jnp.stack(expected), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("estimators/_chains.py", "optima[chain % len(optima)]", "optima[0]")
 def test_chains_start_near_the_optima_in_turn():
     optima = [{"hidden.hidden_0.kernel": np.full((2, 4), size), "hidden.hidden_0.bias": np.ones(4)} for size in (9, -9)]
@@ -114,6 +115,7 @@ def test_a_single_chain_starts_near_an_optimum():
     assert found.mcmc.get_samples()["hidden.hidden_0.kernel"].shape == (20, 2, 4)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("estimators/_chains.py", "target._replace(used=held)", "target")
 @pytest.mark.fault("estimators/_chains.py", "held[None] * ", "")
 def test_noise_by_row_is_constant_at_first(monkeypatch):

@@ -63,6 +63,7 @@ class _GivenKernel(Kernel):
         return False
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "estimators/_policy.py",
     "activation=_ACTIVATIONS, depth=first, input_scale=True",

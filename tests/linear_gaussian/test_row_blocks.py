@@ -83,6 +83,7 @@ def test_posterior_of_the_normal_equations(kind):
         np.testing.assert_allclose(readout[:, output] - center, root.T @ phi[:, output], rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.as_compiled
 def test_features_by_blocks_and_dense_ones_are_used_alike():
     x, y = RNG.normal(size=(47, 3)), RNG.normal(size=47)
     with jax.enable_x64(True):
@@ -100,6 +101,7 @@ def test_features_by_blocks_and_dense_ones_are_used_alike():
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), other, found[-1])
 
 
+@pytest.mark.as_compiled
 def test_chains_are_vectorised():
     x, y = RNG.normal(size=(40, 3)).astype("f"), RNG.normal(size=40).astype("f")
     chains = jnp.asarray(RNG.normal(size=(2, 3, 10)), "float32")

@@ -43,6 +43,7 @@ def draws(mcmc, y=Y, **options):
     return jax.device_get((mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)))
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("mcmc/_chains.py", "remainder == thinning - 1", "remainder == 0")
 @pytest.mark.usefixtures("x64")  # in which rounding, that differs between programs, does not lead chains apart
 @pytest.mark.parametrize("kind", [SplitHMC, MicrocanonicalLangevin])

@@ -67,6 +67,7 @@ def test_blocks_start_where_the_prior_is():
     np.testing.assert_allclose([site["b"].sum() for site in sites], 1.0, rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_what_a_simplex_is_given():
     def model(counts):
         share = numpyro.sample("share", dist.Dirichlet(jnp.ones(3)))

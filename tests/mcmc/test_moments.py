@@ -43,6 +43,7 @@ def functions_and_means(z):
     }
 
 
+@pytest.mark.as_compiled
 @parametrize("name", ADJUSTED, rest="slow")
 def test_adjusted_kernels_reach_the_moments(name):
     grid = jnp.linspace(0.0, 1.0, NUM_CHAINS)

@@ -44,6 +44,7 @@ def test_a_step_of_many_chains_has_no_products_of_batches(monkeypatch):
     assert largest_batch(kernel, state, args) == 1
 
 
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 @parametrize("name", KERNELS, rest="slow")
 def test_it_draws_what_all_at_once_draw(monkeypatch, name):

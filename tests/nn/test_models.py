@@ -131,6 +131,7 @@ def test_random_modules_of_numpyro_give_the_same_network():
         np.testing.assert_allclose(random_features, features, rtol=1e-6)
 
 
+@pytest.mark.as_compiled
 @parametrize("num_outputs", [2, None], ids=["matrix", "vector"], rest="slow")
 def test_bnn_under_the_handlers_against_the_closed_form(num_outputs):
     y = Y if num_outputs else Y[:, 0]

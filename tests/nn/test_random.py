@@ -111,6 +111,7 @@ def test_what_blocked_features_cannot_do_is_said():
         model(np.ones((5, 2), "f"))
 
 
+@pytest.mark.as_compiled
 def test_own_model_says_that_its_features_come_by_blocks():
     def model(block_size, x, y):
         w = numpyro.sample("w", dist.Normal(0, 1).expand([2, 8]).to_event(2))

@@ -18,6 +18,7 @@ from scipy.stats import multivariate_normal, norm
 
 from numpyro_wide import collapse_readout
 from numpyro_wide.mcmc import SplitHMC
+from tests.marks import parametrize
 
 SITES = {"readout": "w", "features": "features", "observed": "y"}
 PSI = np.random.default_rng(1).normal(size=(6, 4)).astype("f")
@@ -85,7 +86,7 @@ RIGHT = {
 
 @pytest.mark.fault("readout/_collapse.py", "nan_unless(program.findings(run, values), run)", "run")
 @pytest.mark.fault("readout/_assumptions.py", "| ~jnp.isfinite(run.loc + change))", "| True)")
-@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+@parametrize("scale", [1.0, 1e-8, 1e8], rest="as_compiled")
 @pytest.mark.parametrize("mean", BROKEN)
 def test_another_mean_is_refused_at_every_scale(mean, scale):
     message = "mean of observed site 'y' must be features @ readout plus terms without"
@@ -551,7 +552,7 @@ def test_what_hides_behind_large_numbers_and_steps_is_refused(case):
         joint(model, ROWS, TARGETS, values=values)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@parametrize("dtype", ["float32", "float64"], rest="as_compiled")
 @pytest.mark.parametrize("case", SAFE)
 def test_what_looks_alike_and_is_right_has_the_dense_density(case, dtype):
     of_features, likelihood, others = SAFE[case]
@@ -605,6 +606,7 @@ def test_a_loop_or_a_print_of_the_features_hides_nothing():
         joint(rectified, ROWS, TARGETS)
 
 
+@pytest.mark.as_compiled
 def test_keys_in_a_loop_of_numpyro():
     def features(rows):
         def layer(hidden, _):

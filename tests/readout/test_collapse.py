@@ -91,6 +91,7 @@ def test_joint_density_is_unchanged(prior, noise):
         np.testing.assert_allclose(log_density(collapsed, (y,), {}, without_base(draw))[0], expected, rtol=1e-9)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("readout/_collapse.py", '"fn": marginal, "cond_indep_stack": []})', '"fn": marginal})')
 @pytest.mark.usefixtures("x64")
 @parametrize("with_plates", [False, True], rest="slow")
@@ -300,6 +301,7 @@ def test_rerun_on_new_data_without_recompiling(kind):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), reused.get_samples(), fresh.get_samples())
 
 
+@pytest.mark.as_compiled
 @parametrize("kind", ["repriorised", "collapsed"], rest="slow")
 @parametrize("guide_class", [AutoNormal, AutoMultivariateNormal], rest="slow")
 @parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO(num_particles=3)], rest="slow")

@@ -116,6 +116,7 @@ def test_under_jit_draws_are_weighted_on_request():
     np.testing.assert_allclose(jax.jit(mean_noise)(Y), jnp.log(untraced).mean(), atol=1e-3)
 
 
+@pytest.mark.as_compiled
 def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
     """Counts: the target of the weights is the joint density, whatever the stand-in."""
     counts = np.array([0, 1, 3, 6])
@@ -171,6 +172,7 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
         wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
 def test_a_soft_constraint_on_the_readout_holds():
     """A sum that is nearly zero, as an observed value: against dense conditioning in float64."""

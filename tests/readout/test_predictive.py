@@ -58,6 +58,7 @@ def test_predictions_are_those_of_a_gaussian_process():
         np.testing.assert_array_equal(values, found[name])
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("linear_gaussian/_evidence.py", "@ phi - jnp.sqrt(variance) * weights @ residuals", "@ phi")
 @pytest.mark.fault("readout/_predictions.py", "return fit.prior_loc + self._readout(", "return self._readout(")
 @pytest.mark.fault(

@@ -184,6 +184,7 @@ def test_collapsed_posterior(reference):
 # A linear model: what the map does to the steps that a sampler can take (Hron 2022, App. D) ---------------------------
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("linear_gaussian/_roots.py", "scaled = jnp.sqrt(self.regulariser) *", "scaled = self.regulariser *")
 @parametrize(("num_rows", "noise_scale"), [(3, 0.5), (100, 0.5), (100, 0.05)], rest="slow")
 def test_curvature_depends_on_neither_rows_nor_noise(x64, num_rows, noise_scale):

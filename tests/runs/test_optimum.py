@@ -44,6 +44,7 @@ def test_the_mode_given_what_is_held():
     np.testing.assert_allclose(start["slopes"], np.tile(mode(0.3), (3, 1)), rtol=1e-3)
 
 
+@pytest.mark.as_compiled
 def test_the_mode_of_all_sites():
     start = start_of(num_steps=3000, step_size=0.05)
     slope = jax.grad(lambda z: potential_energy(line, (X, Y), {}, z))(start)
@@ -65,6 +66,7 @@ def test_every_chain_keeps_its_best_position_where_steps_leave_the_support():
     assert potential_energy(bounded, (), {}, start) <= at_start
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("runs/_optimum.py", 'name.startswith("noise.")', "False")
 def test_scales_are_held_at_their_medians_in_a_word():
     prior = dist.LogNormal(0.2, 0.5)

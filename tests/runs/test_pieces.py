@@ -82,6 +82,7 @@ def test_pieces_are_the_run_in_one(tmp_path, kernel, options):
         equal(found.get_extra_fields(group_by_chain), {name: fields[name] for name in (*FIELDS,)} | fields)
 
 
+@pytest.mark.as_compiled
 def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
     whole = StoredDraws(finished)
     assert pieces(tmp_path, num_samples=10).num_samples == 10
@@ -90,8 +91,8 @@ def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
     equal(pieces(tmp_path).get_samples(), whole.get_samples())
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
+@parametrize(
+    "change, what",
     [
         ({"key": 1}, "rng_key"),
         ({"y": Y + 1}, "data or other arguments"),
@@ -101,6 +102,7 @@ def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
         ({"extra_fields": ()}, "choice or computation of what is stored"),
         ({"mcmc": chains(lambda model: reduced(SplitHMC(model), drop="net/hidden", functions=SUM))}, "choice or comp"),
     ],
+    rest="as_compiled",
 )
 def test_another_run_is_refused(finished, change, what):
     with pytest.raises(ValueError, match=f"is of a run with another {what}.*another folder"):

@@ -96,6 +96,7 @@ def test_a_reduced_kernel_is_pickled():
     assert kernel.model.readout == "w" and kernel.kernel._max_tree_depth == 3
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("readout/_functions.py", "read_run(form, draw, args, kwargs)", "read_run(form, draw, args, {})")
 def test_readout_function_is_the_mean_of_readout_predictive():
     x, y = small_data(10)

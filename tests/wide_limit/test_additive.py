@@ -94,6 +94,7 @@ def test_finite_networks_have_both_kernels_on_average():
     )
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("nn/_additive_problem.py", "1 if above == left else 2", "1")
 @pytest.mark.fault("nn/_additive_problem.py", "by_means[left] += of_columns", "pass")
 @pytest.mark.fault("nn/_additive_problem.py", "among -= 0.5 *", "among -= 0.0 *")

@@ -155,6 +155,7 @@ def test_predictions_are_the_dense_posterior(found):
     np.testing.assert_allclose(of_observations, np.diagonal(covariance) + found.noise_scale**2, rtol=1e-5)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("wide_limit/_scale_problem.py", "self.known_noise or 0.0", "0.0")
 @pytest.mark.parametrize("structure", ["dense", "additive"])
 def test_a_noise_that_is_known_is_not_fitted(structure):
@@ -214,6 +215,7 @@ def test_scales_of_the_inputs_are_compared_with_none():
         assert ("by column" in str(fit).splitlines()[1]) == pays
 
 
+@pytest.mark.as_compiled
 def test_one_layer_is_compiled_for_all_depths_and_data():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 6)), rng.normal(size=20)
@@ -335,6 +337,7 @@ def test_an_evidence_that_cannot_be_had_is_minus_infinity_under_jit():
         assert jax.jit(gp_log_evidence)(kernel, jnp.ones(2), 0.1) == -np.inf
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("wide_limit/_scale_problem.py", "vectors * np.sqrt(share / values)", "np.eye(len(values))")
 def test_few_steps_are_left_for_all_rows(monkeypatch):
     """Scales of some of the rows, and how well these know them, are where all rows begin."""

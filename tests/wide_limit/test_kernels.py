@@ -171,6 +171,7 @@ def test_derivatives_are_finite_differences(x64, network):
     np.testing.assert_allclose(reverse, jnp.sum(weights * expected), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.as_compiled
 @parametrize("b_std", [0.0, 0.3], rest="slow")
 def test_no_derivative_is_nan_where_images_are_equal_or_black(b_std):
     x = jnp.asarray(images(3, (3, 3)), jnp.float32).at[1].set(0.0)
@@ -196,6 +197,7 @@ def test_a_kink_is_told_and_a_smooth_function_not():
         wide_limit.kernel(FCN(1, 1, "tanh", w_std=50.0))(x)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("wide_limit/_kernels.py", "np.asarray(block).T", "np.asarray(block)")
 @parametrize("network", [CNN(2, 1, "erf", padding="SAME", pooling="mean"), FCN(1, 1, "tanh", b_std=0.3)], rest="slow")
 def test_blocks_equal_the_whole(network):
