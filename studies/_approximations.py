@@ -55,7 +55,8 @@ def guide_of(name: str, is_wrapped: bool, num_steps: int) -> tuple[dict, dict]:
     svi = SVI(model, guide, numpyro.optim.Adam(0.005), Trace_ELBO())
     fit = svi.run(jax.random.key(0), num_steps, *data_of(rows), progress_bar=False)
     draws = guide.sample_posterior(jax.random.key(1), fit.params, sample_shape=(NUM_DRAWS,))
-    return with_readout(member, rows, model, draws, jax.random.key(2)), guide.median(fit.params)
+    medians = {site: value for site, value in guide.median(fit.params).items() if site in prior_draw(member, rows)}
+    return with_readout(member, rows, model, draws, jax.random.key(2)), medians
 
 
 def mean_field(name: str, options: Any) -> Result:

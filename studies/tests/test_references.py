@@ -211,7 +211,7 @@ def test_stored_linear_network_has_the_moments_of_its_law():
 
 def test_stored_files_are_small():
     sizes = [path.stat().st_size for path in FOLDER.glob("*.npz")]
-    assert sum(sizes) < 20e6 and max(sizes, default=0) < 4e6
+    assert sum(sizes) < 60e6 and max(sizes, default=0) < 5e6
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "gallery" / "references.md"
@@ -228,10 +228,10 @@ def table(heading):
 def test_page_shows_the_members_and_their_certificates():
     shown = table("| member | network | verdict")
     assert list(shown) == list(MEMBERS)
-    for name, (title, told, *numbers) in shown.items():
+    for name, (title, told, *numbers, seconds, calibration) in shown.items():
         assert title == MEMBERS[name].title
         if name not in STORED:
-            assert told == "not run yet" and not any(numbers)
+            assert told == "not run yet" and not any([*numbers, seconds, calibration])
             continue
         card = load(name)["card"]
         found = card["diagnostics"]
@@ -240,9 +240,11 @@ def test_page_shows_the_members_and_their_certificates():
         assert [float(number) for number in numbers] == [
             float(f"{value:.{digits}f}") for value, digits in zip(expected, (3, 0, 1, 3), strict=True)
         ]
+        assert int(seconds) == sum(run["processor_seconds"] for run in card["inference"])
+        assert calibration == (f"{found['calibration_p']:.2g}" if "calibration_p" in found else "")
 
 
-@pytest.mark.fault("../docs/figures/approximations.csv", "wave,unadjusted MCLMC,0.014", "wave,unadjusted MCLMC,0.14")
+@pytest.mark.fault("../docs/figures/approximations.csv", "wave,unadjusted MCLMC,0.0235", "wave,unadjusted MCLMC,0.235")
 def test_page_shows_the_scores_that_were_run():
     scored = pandas.read_csv(PAGE.parents[1] / "figures" / "approximations.csv").set_index(["member", "method"])
     members = list(dict.fromkeys(scored.index.get_level_values("member")))
