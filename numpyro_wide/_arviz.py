@@ -1,4 +1,4 @@
-"""Estimators of ArviZ, behind one interface for its two generations, 0.x and 1.x.
+"""Weights and effective sizes: estimators of ArviZ, behind one interface for its two generations, 0.x and 1.x.
 
 ArviZ takes a second to import, so each function imports it when it is first called.
 """
@@ -38,6 +38,22 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
         except ValueError:  # all the same
             return unsmoothed
     return np.asarray(log_weights), float(pareto_k)
+
+
+def effective_share(log_weights: np.ndarray) -> float:
+    return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)) / log_weights.size)
+
+
+def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> float:
+    """Choose the inverse temperature of a given effective share of draws (:eq:`ladder`)."""
+    finite = log_weights[np.isfinite(log_weights)]
+    if effective_share((1 - beta) * finite) >= share:
+        return 1.0
+    low, high = np.log(1e-12), np.log(1 - beta)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if effective_share(np.exp(middle) * finite) >= share else (low, middle)
+    return beta + float(np.exp(low))
 
 
 def effective_sample_size(values: np.ndarray, method: str = "bulk") -> np.ndarray:

@@ -20,7 +20,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from _members import MEMBERS, Rows, fixed_inputs, rows_of
-from _reference_samplers import chains_of, left_out, observables, prior_draw, with_readout, wrapped
+from _reference_samplers import chains_of, latent, left_out, observables, prior_draw, with_readout, wrapped
 from numpyro_wide.mcmc import MicrocanonicalLangevin
 from numpyro_wide.runs import init_to_optimum
 from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior
@@ -55,7 +55,7 @@ def guide_of(name: str, is_wrapped: bool, num_steps: int) -> tuple[dict, dict]:
     svi = SVI(model, guide, numpyro.optim.Adam(0.005), Trace_ELBO())
     fit = svi.run(jax.random.key(0), num_steps, *data_of(rows), progress_bar=False)
     draws = guide.sample_posterior(jax.random.key(1), fit.params, sample_shape=(NUM_DRAWS,))
-    medians = {site: value for site, value in guide.median(fit.params).items() if site in prior_draw(member, rows)}
+    medians = latent(member, rows, guide.median(fit.params), "readout")
     return with_readout(member, rows, model, draws, jax.random.key(2)), medians
 
 

@@ -211,7 +211,7 @@ class Member:
         first: lengths of the first sampler, which is of this package.
         second: lengths of the second.
         sampler: the second, "NUTS" of all weights, "NUTS by hand" of the hidden ones, or "exact law".
-        extra: further deterministic site by input, stored at the grid alone.
+        extra: further deterministic site by input, stored at the grid alone, in half precision.
     """
 
     title: str

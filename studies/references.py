@@ -79,7 +79,7 @@ def stored(name: str, runs: dict[str, dict]) -> dict[str, np.ndarray]:
         thin = [_certificate.thinned(values[key], half) for values in runs.values()]
         arrays[key] = np.concatenate(thin)[order].reshape(-1, *first[key].shape[2:])
     if extra := MEMBERS[name].extra:
-        arrays[extra] = arrays[extra][:, inputs.kind == 2]
+        arrays[extra] = arrays[extra][:, inputs.kind == 2].astype(np.float16)
     if "noise" in first:
         arrays.setdefault("noise", np.repeat(first["noise"].ravel()[:1], 2 * half))
     pooled = np.concatenate([values["function"].reshape(-1, *first["function"].shape[2:]) for values in runs.values()])

@@ -1,10 +1,10 @@
-"""Pareto-smoothed weights, whichever generation of ArviZ gives them."""
+"""Weights: Pareto-smoothed, whichever generation of ArviZ gives them, and tempered."""
 
 import numpy as np
 import pytest
 from scipy.special import logsumexp, softmax
 
-from numpyro_wide._arviz import pareto_smoothed
+from numpyro_wide._arviz import effective_share, next_temperature, pareto_smoothed
 
 
 @pytest.mark.parametrize("shift", [0.0, -3000.0, 3000.0])
@@ -32,3 +32,15 @@ def test_few_draws_have_no_tail(num_draws):
 def test_a_tail_of_equal_weights_stays_as_it_is():
     log_weights, _ = pareto_smoothed(np.append(np.full(900, -1.0), np.zeros(100)))
     np.testing.assert_allclose(np.exp(log_weights[:900]), np.exp(-1) / (900 * np.exp(-1) + 100), rtol=1e-6)
+
+
+@pytest.mark.fault("_arviz.py", "beta + float(np.exp(low))", "float(np.exp(low))")
+def test_next_temperature_of_gaussian_log_weights():
+    """Weights exp(Δ s x) of normal x are worth exp(-Δ² s²) of their number."""
+    log_weights = 100 + 8 * np.random.default_rng(0).normal(size=200_000)
+    step = next_temperature(0.5, log_weights, 0.25) - 0.5
+    np.testing.assert_allclose(step, np.sqrt(np.log(4)) / 8, rtol=0.02)
+    assert next_temperature(0.9, log_weights, 0.25) == 1.0
+    with_zeros = np.concatenate([log_weights, [-np.inf]])
+    np.testing.assert_allclose(next_temperature(0.5, with_zeros, 0.25) - 0.5, step, rtol=1e-3)
+    np.testing.assert_allclose(effective_share(8 * np.random.default_rng(1).normal(size=10) * 0), 1.0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 from tqdm.auto import tqdm
 
 from numpyro_wide import _arviz
@@ -47,22 +47,6 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
     lower_terms, upper_terms = terms(log_ratio)
     overlap = max(float(upper_terms.mean()), np.finfo(float).tiny)
     return Bridge(log_ratio, overlap, lower_terms / overlap, upper_terms / overlap)
-
-
-def effective_share(log_weights: np.ndarray) -> float:
-    return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)) / log_weights.size)
-
-
-def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> float:
-    """Choose the inverse temperature of a given effective share of draws (:eq:`ladder`)."""
-    finite = log_weights[np.isfinite(log_weights)]
-    if effective_share((1 - beta) * finite) >= share:
-        return 1.0
-    low, high = np.log(1e-12), np.log(1 - beta)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if effective_share(np.exp(middle) * finite) >= share else (low, middle)
-    return beta + float(np.exp(low))
 
 
 def effective_size(terms: np.ndarray) -> float:
@@ -145,7 +129,7 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> tuple[flo
             f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
             f"its support, or {NOISE_TOO_SMALL}. Run {IN_FLOAT64}."
         )
-    beta = next_temperature(0.0, log_weights, _SHARE)
+    beta = _arviz.next_temperature(0.0, log_weights, _SHARE)
     rows = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
     return beta, _chains.prior_positions(target, keys[rows])
 
@@ -207,7 +191,7 @@ def _ladder(
                 f"after {len(betas)} temperatures the inverse temperature is {beta:.2g}, not 1; look at the model's "
                 "priors and noise, run in float64, or raise num_warmup."
             )
-        next_beta = next_temperature(beta, log_weights[0].ravel(), _SHARE)
+        next_beta = _arviz.next_temperature(beta, log_weights[0].ravel(), _SHARE)
         last = (next_beta - beta) * log_weights[0, :, -1]
         rows = _chains.resample(key_choice, last, sizes.num_chains)
         positions = jax.tree.map(lambda leaf, rows=rows: leaf[:, rows], state.z)

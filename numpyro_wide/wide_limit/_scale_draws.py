@@ -11,7 +11,7 @@ from jax import Array
 from numpyro.infer import MCMC, NUTS
 from scipy.special import softmax
 
-from numpyro_wide._arviz import pareto_smoothed, rhat
+from numpyro_wide._arviz import next_temperature, pareto_smoothed, rhat
 from numpyro_wide._checks import late_progress
 from numpyro_wide.wide_limit._gp import Conditioned, gp_log_evidence
 from numpyro_wide.wide_limit._kernels import fcn_kernel, kernel
@@ -19,7 +19,7 @@ from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 
 _NUM_PROPOSALS, _DF = 400, 7.0  # draws of Student's t
 _MOST_ROUNDS = 8  # of them; chains take a hundred times as long
-_EFFECTIVE = 0.25  # share of the draws, at least, that the next round's coordinates are made from
+_EFFECTIVE = 0.26  # share of the draws, a little over a quarter, that the next round's coordinates are made from
 _NUM_KEPT = 50  # draws that predictions are made by
 _FLATTEST = 0.25  # curvature, of the logarithms over their prior deviations
 _POOR_SHAPE = 0.7  # of weights, above which few draws dominate (Vehtari et al. 2024)
@@ -82,9 +82,9 @@ class ScalePosterior:
 
 def draw_scales(posterior: ScalePosterior, random: np.random.Generator, progress_bar: bool) -> ScaleDraws:
     """Draw by weights, in better coordinates while they are poor, and by chains if they remain so and rows are few."""
-    for is_last in (*[False] * (_MOST_ROUNDS - 1), True):
+    for number in range(1, _MOST_ROUNDS + 1):
         coordinates, log_posterior, log_weights, shape = _weighted(posterior, random, progress_bar)
-        if shape <= _POOR_SHAPE or is_last:
+        if shape <= _POOR_SHAPE or number == _MOST_ROUNDS:
             break
         posterior.recentre(coordinates, _flattened(log_weights))
     num_rows = len(posterior.columns)
@@ -119,11 +119,7 @@ def _weighted(
 
 def _flattened(log_weights: np.ndarray) -> np.ndarray:
     """Return the largest power of the weights that leaves enough draws effective, normalised."""
-    for power in np.linspace(1, 0.02, 50):
-        weights = softmax(power * log_weights)
-        if np.sum(weights**2) * len(weights) <= 1 / _EFFECTIVE:
-            break
-    return weights
+    return softmax(next_temperature(0.0, log_weights, _EFFECTIVE) * log_weights)
 
 
 def _resampled(weights: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

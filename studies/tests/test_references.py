@@ -211,7 +211,7 @@ def test_stored_linear_network_has_the_moments_of_its_law():
 
 def test_stored_files_are_small():
     sizes = [path.stat().st_size for path in FOLDER.glob("*.npz")]
-    assert sum(sizes) < 60e6 and max(sizes, default=0) < 5e6
+    assert sum(sizes) < 20e6 and max(sizes, default=0) < 4e6
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "gallery" / "references.md"

@@ -56,18 +56,6 @@ def test_draws_without_density_count_as_such():
     np.testing.assert_allclose(_overlap.bridge(half, upper).log_ratio, LOG_RATIO - np.log(2), atol=0.1)
 
 
-@pytest.mark.fault("evidence/_methods.py", "beta + float(np.exp(low))", "float(np.exp(low))")
-def test_next_temperature_of_gaussian_log_weights():
-    """Weights exp(Δ s x) of normal x are worth exp(-Δ² s²) of their number."""
-    log_weights = 100 + 8 * np.random.default_rng(0).normal(size=200_000)
-    step = _overlap.next_temperature(0.5, log_weights, 0.25) - 0.5
-    np.testing.assert_allclose(step, np.sqrt(np.log(4)) / 8, rtol=0.02)
-    assert _overlap.next_temperature(0.9, log_weights, 0.25) == 1.0
-    with_zeros = np.concatenate([log_weights, [-np.inf]])
-    np.testing.assert_allclose(_overlap.next_temperature(0.5, with_zeros, 0.25) - 0.5, step, rtol=1e-3)
-    np.testing.assert_allclose(_overlap.effective_share(8 * np.random.default_rng(1).normal(size=10) * 0), 1.0)
-
-
 def test_resampling_copies_by_weight():
     weights = np.array([0.5, 0.1, 0.0, 0.4])
     with np.errstate(divide="ignore"):

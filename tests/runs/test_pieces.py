@@ -92,7 +92,7 @@ def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
 
 
 @parametrize(
-    "change, what",
+    ("change", "what"),
     [
         ({"key": 1}, "rng_key"),
         ({"y": Y + 1}, "data or other arguments"),

@@ -128,7 +128,7 @@ def test_poor_weights_are_mended_by_better_coordinates(quadrature, monkeypatch):
         assert abs(by_weight @ values - mean) < 4 * error
 
 
-@pytest.mark.fault("wide_limit/_scale_draws.py", "if shape <= _POOR_SHAPE or is_last", "if is_last")
+@pytest.mark.fault("wide_limit/_scale_draws.py", "if shape <= _POOR_SHAPE or number", "if number")
 @pytest.mark.parametrize(("shapes", "num_rounds"), [([0.6], 1), ([0.9, 0.8, 0.6], 3), ([0.9] * 8, 8)], ids=str)
 def test_rounds_go_on_while_weights_are_poor(shapes, num_rounds, monkeypatch):
     at, rounds = posterior(), []
@@ -146,7 +146,7 @@ def test_rounds_go_on_while_weights_are_poor(shapes, num_rounds, monkeypatch):
 
 
 @pytest.mark.fault(
-    "wide_limit/_scale_draws.py", "weights = softmax(power * log_weights)", "weights = softmax(log_weights)"
+    "wide_limit/_scale_draws.py", "softmax(next_temperature(0.0, log_weights, _EFFECTIVE) * log", "softmax(log"
 )
 def test_coordinates_are_made_from_a_quarter_of_the_draws_at_least():
     random = np.random.default_rng(0)
