@@ -14,10 +14,11 @@ from jax import Array, random
 from jax.scipy.special import i0e
 from numpyro.contrib.module import flax_module
 
-from numpyro_wide import AmortizedForwardKL, natural
+from numpyro_wide import AmortizedForwardKL
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.nn import ResidualEncoder
 from studies._scaled_relu import ScaledReLU, inverse_time_schedule
+from studies._von_mises import VonMises
 
 WIDTH = 1024
 BATCH_SIZE = 16
@@ -36,7 +37,7 @@ def rotation() -> None:
 def guide(observed_values: dict) -> None:
     """Sample a von Mises distribution in natural parameters."""
     encoder = flax_module("encoder", ScaledReLU(WIDTH, 2), input_shape=(2,))
-    numpyro.sample("theta", natural.VonMises(encoder(observed_values["x"]), shift=1e-4))
+    numpyro.sample("theta", VonMises(encoder(observed_values["x"]) + 1e-4))
 
 
 def optimiser() -> optax.GradientTransformation:

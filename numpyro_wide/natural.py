@@ -7,7 +7,7 @@ The paper takes ``shift=1e-4`` for networks with outputs near zero; ``biject_to(
 import math
 from collections.abc import Callable
 from functools import partial, singledispatch
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +15,17 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 from jax.lax import stop_gradient
-from jax.scipy.special import i0e
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ParameterFreeTransform
 from numpyro.distributions.util import promote_shapes, validate_sample
 
 from numpyro_wide._checks import as_floats, is_known
-from numpyro_wide.distributions._log_uniform import DOUBLE_FACTORIALS, polynomial
 
 __all__ = [
     "MultivariateNormal",
     "Normal",
     "TruncatedNormal",
-    "VonMises",
     "domain",
     "parameters",
 ]
@@ -234,72 +231,6 @@ def _mass(begin: Array, end: Array, slope: Array, curvature: Array) -> Array:
     return half * jnp.sum(weights * jnp.exp(form), axis=0)
 
 
-_SMALL, _LARGE = 0.5, 30.0  # limits of the two series
-
-
-class NaturalVonMises(dist.VonMises):
-    """Von Mises distribution with a log density of η."""
-
-    reparametrized_params: ClassVar[list[str]] = []  # draws are by rejection
-    pytree_data_fields = ("natural",)
-
-    def __init__(self, natural: Array, *, validate_args: bool | None = None):
-        self.natural = natural
-        is_zero = jnp.all(natural == 0, axis=-1)
-        # At zero any direction will do; NumPyro's sampler divides by the concentration.
-        east = jnp.where(is_zero, 1, natural[..., 0])
-        concentration = jnp.sqrt(jnp.maximum(jnp.sum(natural**2, axis=-1), 1e-12))
-        super().__init__(jnp.arctan2(natural[..., 1], east), concentration, validate_args=validate_args)
-
-    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        """Evaluate the log density at any real angles."""
-        natural, value = as_floats(self.natural, value)
-        point = jnp.stack([jnp.cos(value), jnp.sin(value)], axis=-1)
-        natural, point = promote_shapes(natural, point)
-        squared_norm = jnp.sum(natural**2, axis=-1)
-        is_small = squared_norm < _SMALL**2
-        near_zero = jnp.sum(natural * point, axis=-1) - _log_bessel_series(squared_norm)
-        eta = jnp.where(is_small[..., None], jnp.array([1, 0], natural.dtype), natural)
-        beyond = _alignment(eta, point) - _log_scaled_bessel(jnp.sqrt(jnp.sum(eta**2, axis=-1)))
-        return jnp.where(is_small, near_zero, beyond) - math.log(2 * math.pi)
-
-
-@jax.custom_jvp
-def _alignment(eta: Array, point: Array) -> Array:
-    """Compute η·T − κ for a unit vector T, as −½ κ |T − η/κ|²: the two terms cancel."""
-    concentration = jnp.sqrt(jnp.sum(eta**2, axis=-1))
-    return -0.5 * concentration * jnp.sum((point - eta / concentration[..., None]) ** 2, axis=-1)
-
-
-@_alignment.defjvp
-def _alignment_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    """Write T − η/κ along η as −½ |T − η/κ|², against cancellation."""
-    (eta, point), (d_eta, d_point) = primals, tangents
-    mode = eta / jnp.sqrt(jnp.sum(eta**2, axis=-1, keepdims=True))
-    across = jnp.stack([-mode[..., 1], mode[..., 0]], axis=-1)
-    sine = jnp.sum(across * point, axis=-1, keepdims=True)
-    gap = jnp.sum((point - mode) ** 2, axis=-1, keepdims=True)
-    tangent = jnp.sum((sine * across - 0.5 * gap * mode) * d_eta + eta * d_point, axis=-1)
-    return _alignment(eta, point), tangent
-
-
-def _log_bessel_series(squared: Array) -> Array:
-    """Compute log I₀(κ) from κ² < ¼, by I₀ = Σ (κ²/4)^k / k!²."""
-    quarter = jnp.where(squared < _SMALL**2, squared, 0) / 4
-    return jnp.log1p(polynomial((0.0, *(math.factorial(k) ** -2.0 for k in range(1, 10))), quarter))
-
-
-def _log_scaled_bessel(concentration: Array) -> Array:
-    """Compute log (e^−κ I₀(κ)) for κ ≥ ½, with accurate derivatives."""
-    is_large = concentration > _LARGE
-    middle = jnp.log(i0e(jnp.where(is_large, 1, concentration)))
-    # Asymptotic series: √(2πκ) e^−κ I₀ = Σ ((2k − 1)!!)² / (k! (8κ)^k) (Abramowitz and Stegun, 9.7.1).
-    high = jnp.where(is_large, concentration, _LARGE)
-    series = (0.0, *(DOUBLE_FACTORIALS[k] ** 2 / math.factorial(k) for k in range(1, 17)))
-    total = polynomial(series, 1 / (8 * high))
-    return jnp.where(is_large, jnp.log1p(total) - 0.5 * jnp.log(2 * math.pi * high), middle)
-
-
 def _loc_and_scale(eta: Array) -> tuple[Array, Array]:
     variance = -0.5 / eta[..., 1]
     return eta[..., 0] * variance, jnp.sqrt(variance)
@@ -349,14 +280,3 @@ TruncatedNormal = _family(
     dist.TwoSidedTruncatedDistribution,
     r"Normal distribution on the interval from ``low=0.0`` to ``high=1.0``, η as for :func:`Normal`.",
 )
-VonMises = _family(
-    "VonMises",
-    2,
-    constraints.real_vector,
-    lambda eta, **options: NaturalVonMises(eta, **options),
-    lambda q: _stack(q.concentration * jnp.cos(q.loc), q.concentration * jnp.sin(q.loc)),
-    dist.VonMises,
-    r"Von Mises distribution on the circle, $T(\theta) = (\cos\theta, \sin\theta)$, η = κ (cos μ, sin μ): "
-    "uniform at zero.",
-)
-parameters.register(NaturalVonMises)(lambda q: q.natural)

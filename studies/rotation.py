@@ -24,7 +24,8 @@ from scipy.special import logsumexp
 import _common
 import _tangent_training
 from _scaled_relu import ScaledReLU, inverse_time_schedule
-from numpyro_wide import AmortizedForwardKL, natural
+from _von_mises import VonMises
+from numpyro_wide import AmortizedForwardKL
 
 PERTURBATION_SCALE = 0.5
 SHIFT = 1e-4  # of the natural parameters, which start at zero
@@ -42,7 +43,7 @@ def trainer_of(network, params0, options):
 
     def guide(observed_values):
         weights = numpyro.param("weights", params0)
-        numpyro.sample("theta", natural.VonMises(network(weights, observed_values["x"]), shift=SHIFT))
+        numpyro.sample("theta", VonMises(network(weights, observed_values["x"]) + SHIFT))
 
     optimiser = optax.adam(inverse_time_schedule(options.learning_rate))
     return AmortizedForwardKL(rotation, guide, optimiser, observed="x", batch_size=options.batch_size)
@@ -73,7 +74,7 @@ def expected_nll(network, weights):
     eta = np.asarray(network(weights, jnp.asarray(x, jnp.float32)), np.float64) + SHIFT
     # E[(cos theta, sin theta) | x] = exp(-sigma^2 / 2) x
     mean = np.exp(-(PERTURBATION_SCALE**2) / 2) * x
-    log_prob_at_zero = np.asarray(natural.VonMises(jnp.asarray(eta, jnp.float32)).log_prob(0.0), np.float64)
+    log_prob_at_zero = np.asarray(VonMises(jnp.asarray(eta, jnp.float32)).log_prob(0.0), np.float64)
     return float(np.mean(eta[:, 0] - np.sum(eta * mean, axis=1) - log_prob_at_zero))
 
 

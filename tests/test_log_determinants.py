@@ -74,7 +74,7 @@ REGISTRY = {
             lambda x, family=family: transform_of(biject_to(natural.domain(family)), x),
             (size,),
         )
-        for family, size in {natural.MultivariateNormal: 5, natural.Normal: 2, natural.VonMises: 2}.items()
+        for family, size in {natural.MultivariateNormal: 5, natural.Normal: 2}.items()
     },
 }
 

@@ -1,8 +1,6 @@
 """KL divergence of a normal from the log-uniform prior, by Dawson's integral."""
 
 import math
-from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +15,11 @@ _STEP = 0.3
 _NUM_SAMPLES = 19  # odd multiples of the step, up to √30 + 5.6
 _NUM_TAYLOR = 20
 _NUM_ASYMPTOTIC = 12
-DOUBLE_FACTORIALS = [float(math.prod(range(1, 2 * k, 2))) for k in range(_NUM_TAYLOR + 1)]  # (2k−1)!!
+_DOUBLE_FACTORIALS = [float(math.prod(range(1, 2 * k, 2))) for k in range(_NUM_TAYLOR + 1)]  # (2k−1)!!
+
+
+def _polynomial(coefficients: list[float], x: Array) -> Array:
+    return jnp.polyval(jnp.asarray(coefficients[::-1], x.dtype), x)
 
 
 def dawson_potential(u: Array) -> Array:
@@ -26,8 +28,8 @@ def dawson_potential(u: Array) -> Array:
     at_zero = -0.5 * (float(jnp.euler_gamma) + math.log(2.0))
     # F'(u) = Σ (−2u)^k / (2k+1)!!
     low = jnp.where(is_small, u, _SMALL)
-    slopes = [(-2.0) ** k / DOUBLE_FACTORIALS[k + 1] for k in range(_NUM_TAYLOR)]
-    taylor = at_zero + low * polynomial([slope / (k + 1) for k, slope in enumerate(slopes)], low)
+    slopes = [(-2.0) ** k / _DOUBLE_FACTORIALS[k + 1] for k in range(_NUM_TAYLOR)]
+    taylor = at_zero + low * _polynomial([slope / (k + 1) for k, slope in enumerate(slopes)], low)
     # ∫₀^√u 2 D₊(t) dt, term by term in Rybicki's sum.
     x = jnp.sqrt(jnp.where(is_small | is_large, _LARGE, u))
     sampled = jnp.zeros_like(x)
@@ -35,14 +37,9 @@ def dawson_potential(u: Array) -> Array:
         sampled = sampled + (2.0 * math.erf(n * _STEP) + erf(x - n * _STEP) - erf(x + n * _STEP)) / n
     # F(u) = ½ log 2u − Σ_j (2j−1)!! / (2j (2u)^j)
     high = jnp.where(is_large, u, _LARGE)
-    tail = [0.0, *(DOUBLE_FACTORIALS[j] / (2 * j) for j in range(1, _NUM_ASYMPTOTIC))]
-    asymptotic = 0.5 * jnp.log(2.0 * high) - polynomial(tail, 0.5 / high)
+    tail = [0.0, *(_DOUBLE_FACTORIALS[j] / (2 * j) for j in range(1, _NUM_ASYMPTOTIC))]
+    asymptotic = 0.5 * jnp.log(2.0 * high) - _polynomial(tail, 0.5 / high)
     return jnp.where(is_small, taylor, jnp.where(is_large, asymptotic, at_zero + sampled))
-
-
-def polynomial(coefficients: Sequence[float], x: Array) -> Array:
-    """Sum cₖ xᵏ by Horner's rule."""
-    return reduce(lambda total, coefficient: total * x + coefficient, reversed(coefficients), jnp.zeros_like(x))
 
 
 def log_uniform_kl(loc: Any, scale: Any) -> Array:

@@ -11,8 +11,8 @@ import pytest
 import scipy.optimize
 import scipy.special
 
-from numpyro_wide import natural
 from studies._scaled_relu import ScaledReLU
+from studies._von_mises import VonMises
 
 NOISE = 0.5
 ANGLES = np.linspace(0, 2 * np.pi, 48, endpoint=False)
@@ -25,7 +25,7 @@ STEP = 2.0
 def losses(eta):
     """Expected negative log density of the guide at each observation, (48,), natural parameters (48, 2)."""
     values = jnp.asarray(ANGLES[:, None] - NOISE * NODES)  # the angle given the observation, before its perturbation
-    return -natural.VonMises(eta[:, None]).log_prob(values) @ MASS
+    return -VonMises(eta[:, None]).log_prob(values) @ MASS
 
 
 def best():
