@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 import _chains
 from score_references import c2st
@@ -55,6 +56,14 @@ def checks(diagnostics: Mapping[str, float]) -> dict[str, bool]:
     if "calibration_p" in diagnostics:
         made["calibration"] = diagnostics["calibration_p"] >= LEAST_P
     return made
+
+
+def p_value(ranks: np.ndarray, num_ranked: int) -> float:
+    """Return the least p-value of uniform ranks 0, ..., num_ranked, (n, quantities), by tenths, times their number."""
+    tenths = 10 * ranks // (num_ranked + 1)
+    counts = np.sum(tenths == np.arange(10)[:, None, None], axis=1)
+    p_values = stats.chisquare(counts).pvalue
+    return float(min(1.0, p_values.min() * p_values.size))
 
 
 def is_constant(values: np.ndarray) -> bool:

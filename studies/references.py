@@ -19,13 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.handlers import seed, trace
-from numpyro.infer import MCMC
+from tqdm.auto import tqdm
 
 import _certificate
 import _common
 from _members import MEMBERS, Member, fixed_inputs, rows_of
-from _reference_samplers import NUM_CHAINS, left_out, observables, run, with_readout, wrapped
-from numpyro_wide.calibration import uniformity_p_value
+from _reference_samplers import NUM_CHAINS, by_hand, evaluation, prior_draw, run, wrapped
 from numpyro_wide.mcmc import MicrocanonicalLangevin
 from score_references import log_density
 
@@ -33,7 +32,7 @@ STORE = Path(__file__).parent / "references"
 NUM_STORED = 2000  # draws, half of them of each sampler
 NOT_STORED = (*_certificate.OWN, *_certificate.NOT_LOOKED_AT)
 RANKED = 5  # inputs whose function is ranked, of simulation-based calibration
-NUM_RANKED, THINNING = 99, 4  # draws that they are ranked among
+NUM_RANKED, THINNING, NUM_WARMUP = 99, 4, 300  # draws that they are ranked among
 
 
 def chains(name: str, sampler: str, lengths: tuple[int, int], folder: Path) -> dict[str, np.ndarray]:
@@ -47,24 +46,50 @@ def chains(name: str, sampler: str, lengths: tuple[int, int], folder: Path) -> d
         return {key: file[key] for key in file}
 
 
-def calibration(member: Member, rows, inputs, num_simulations: int, num_warmup: int) -> float:
-    """Return the least p-value of ranks of the function and the log density, times their number, on simulated data."""
+def ranks(member: Member, rows, inputs, num_simulations: int) -> np.ndarray:
+    """Return ranks of function values and the log density among draws, on data that the model simulates, (n, ranks).
+
+    Chains start at the truth, which is a draw of its posterior: warmup has no way to go, and a chain that does not mix
+    has ranks in the middle.
+    """
     inputs, x = inputs[np.linspace(0, len(inputs) - 1, RANKED).astype(int)], jnp.asarray(rows.x)
-    lengths = {"num_warmup": num_warmup, "num_samples": NUM_RANKED * THINNING, "thinning": THINNING}
-    model = wrapped(member)
-    mcmc = MCMC(MicrocanonicalLangevin(model), **lengths, jit_model_args=True, progress_bar=False)
-    ranks = []
-    for number in range(num_simulations):
-        key, chain_key = jax.random.split(jax.random.key(number + 1000))
-        sites = trace(seed(member.model, key)).get_trace(x)
-        data = rows._replace(y=np.asarray(sites["y"]["value"]))
-        truth = {name: site["value"][None] for name, site in sites.items() if site["type"] == "sample"}
-        mcmc.run(chain_key, x, jnp.asarray(data.y), extra_fields=left_out(member, data, model))
-        draws = with_readout(member, data, model, mcmc.get_samples(), chain_key)
-        exact, ours = (observables(member, data, inputs, values) for values in (truth, draws))
-        ranks.append(np.concatenate([np.sum(ours[of] < exact[of], 0).ravel() for of in ("function", "log_density")]))
-    p_values = uniformity_p_value(np.array(ranks), NUM_RANKED)
-    return float(min(1.0, np.min(p_values) * len(p_values)))
+    model, evaluate = wrapped(member), evaluation(member.model)
+    kernel = MicrocanonicalLangevin(model)
+
+    @jax.jit
+    def of_simulation(key):
+        keys = jax.random.split(key, 3)
+        sites = trace(seed(member.model, keys[0])).get_trace(x)
+        truth, y = {name: sites[name]["value"] for name in prior_draw(member, rows)}, sites["y"]["value"]
+        is_collapsed = model is not member.model
+        start = {name: value for name, value in truth.items() if not (is_collapsed and name == "readout")}
+
+        def advance(state, num_steps):
+            return jax.lax.fori_loop(0, num_steps, lambda _, state: kernel.sample(state, (x, y), {}), state)
+
+        def thinned(state, _):
+            state = advance(state, THINNING)
+            return state, state.z
+
+        state = advance(kernel.init(keys[1], NUM_WARMUP, start, (x, y), {}), NUM_WARMUP)
+        _, draws = jax.lax.scan(thinned, state, length=NUM_RANKED)
+        if is_collapsed:
+            pairs = jax.random.split(keys[2], NUM_RANKED), draws
+            draws = {**draws, "readout": jax.lax.map(lambda pair: by_hand(member.model, x, y)[1](*pair), pairs)}
+        exact = evaluate(jax.tree.map(lambda value: value[None], truth), inputs, x, y)
+        ours = evaluate(draws, inputs, x, y)
+        return jnp.concatenate([jnp.sum(ours[of] < exact[of], 0).ravel() for of in ("function", "log_density")])
+
+    keys = tqdm(jax.random.split(jax.random.key(1000), num_simulations), desc="simulations")
+    return np.array([of_simulation(key) for key in keys])
+
+
+def calibration(name: str, num_simulations: int, folder: Path) -> float:
+    """Return the least p-value of uniform ranks, times their number, of a calibration that is run, or read."""
+    path = folder / f"{name}_ranks_{num_simulations}.npy"
+    if not path.exists():
+        np.save(path, ranks(MEMBERS[name], rows_of(name), fixed_inputs(name).inputs, num_simulations))
+    return _certificate.p_value(np.load(path), NUM_RANKED)
 
 
 def stored(name: str, runs: dict[str, dict]) -> dict[str, np.ndarray]:
@@ -135,7 +160,6 @@ def card(name: str, runs: dict[str, dict], lengths: list[tuple[int, int]], diagn
 
 def main(options):
     """Sample members, and store them."""
-    numpyro.enable_x64()
     options.store.mkdir(parents=True, exist_ok=True)
     for name in options.member:
         member = MEMBERS[name]
@@ -146,8 +170,7 @@ def main(options):
         }
         diagnostics = _certificate.certify(*runs.values())
         if options.simulations:
-            inputs = fixed_inputs(name).inputs
-            p_value = calibration(member, rows_of(name), inputs, options.simulations, lengths[0][0])
+            p_value = calibration(name, options.simulations, options.output)
             diagnostics |= {"calibration_p": p_value, "simulations": options.simulations}
         np.savez_compressed(options.store / f"{name}.npz", **stored(name, runs))
         described = card(name, runs, lengths, diagnostics)
@@ -158,6 +181,7 @@ def main(options):
 
 
 if __name__ == "__main__":
+    numpyro.enable_x64()
     length = {"type": int, "nargs": 2, "metavar": ("WARMUP", "DRAWS"), "help": "of each chain; the member's by default"}
     main(
         _common.arguments(

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from numpyro.handlers import seed, substitute, trace
 from scipy import stats
 
-from _certificate import certify, checks, verdict
+import references
+from _certificate import LEAST_P, certify, checks, p_value, verdict
 from _linear_networks import NOISE_SCALE, LinearLaw
 from _members import MEMBERS, Rows, fixed_inputs, rows_of
 from _reference_samplers import by_hand, law_of_linear, prior_draw
@@ -212,6 +214,37 @@ def test_stored_linear_network_has_the_moments_of_its_law():
 def test_stored_files_are_small():
     sizes = [path.stat().st_size for path in FOLDER.glob("*.npz")]
     assert sum(sizes) < 20e6 and max(sizes, default=0) < 4e6
+
+
+@pytest.mark.as_compiled
+def test_a_member_is_rebuilt_at_reduced_size(tmp_path, x64):
+    """In the form of what is stored, with moments of the law."""
+    options = SimpleNamespace(member=["linear"], first=(200, 250), second=(0, 250), simulations=20)
+    options.output = options.store = tmp_path
+    references.main(options)
+    rebuilt, stored, rows = load("linear", tmp_path), load("linear"), rows_of("linear")
+    assert rebuilt.keys() == stored.keys()
+    assert rebuilt["card"].keys() == stored["card"].keys()
+    assert rebuilt["card"]["diagnostics"].keys() == stored["card"]["diagnostics"].keys()
+    mean, covariance = LinearLaw(1, 50, rows.x, rows.y, NOISE_SCALE).predict(fixed_inputs("linear").inputs)
+    deviation = np.sqrt(np.diag(covariance))
+    assert np.max(np.abs(rebuilt["mean"] - mean) / deviation) < 5 / 1000**0.5
+    assert np.max(np.abs(rebuilt["deviation"] / deviation - 1)) < 5 / 2000**0.5
+
+
+@pytest.mark.as_compiled
+@pytest.mark.fault("../studies/references.py", 'sites["y"]["value"]', '2 * sites["y"]["value"]')
+def test_simulation_based_calibration_of_the_linear_network(x64):
+    found = references.ranks(MEMBERS["linear"], rows_of("linear"), fixed_inputs("linear").inputs, 100)
+    assert p_value(found, references.NUM_RANKED) >= LEAST_P
+
+
+@pytest.mark.fault("../studies/_certificate.py", "p_values.min() *", "1 *")
+def test_ranks_that_are_not_uniform_are_refused():
+    uniform = np.random.default_rng(0).integers(0, 100, size=(100, 51))
+    assert p_value(uniform, 99) >= LEAST_P
+    for wrong in (uniform // 2, np.where(uniform < 50, uniform // 2, 99 - (99 - uniform) // 2)):  # biased, too narrow
+        assert p_value(np.concatenate([uniform, wrong[:, :1]], axis=1), 99) < LEAST_P
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "gallery" / "references.md"
