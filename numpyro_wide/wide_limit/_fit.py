@@ -212,7 +212,7 @@ def fit(
         scales: "mode", or "integrated" of a normal likelihood: predictions are then a mixture over draws of all scales
             and the noise from their posterior, for the best architecture (Mathematics, :eq:`scale-weights`). Each of
             400 draws costs a Cholesky factor; while the Pareto shape of their weights is above 0.7, others follow from
-            their moments, and if it is so of the eighth 400, up to 500 rows have two chains of NUTS instead.
+            their moments, and if it is so of the eighth 400, two chains of NUTS instead, up to 500 rows of 12 scales.
         seed: seed of starts, rows and draws.
         progress_bar: whether to show a bar over the architectures.
 

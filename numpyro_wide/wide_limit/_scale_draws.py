@@ -23,7 +23,7 @@ _EFFECTIVE = 0.26  # share of the draws, a little over a quarter, that the next 
 _NUM_KEPT = 50  # draws that predictions are made by
 _FLATTEST = 0.25  # curvature, of the logarithms over their prior deviations
 _POOR_SHAPE = 0.7  # of weights, above which few draws dominate (Vehtari et al. 2024)
-_MANY_ROWS = 500  # for chains of thousands of gradients
+_MOST_WORK = 3e6  # rows² × scales of chains, whose thousands of gradients then take some minutes
 _NUM_CHAINS, _NUM_WARMUP, _NUM_STEPS, _MAX_DEPTH = 2, 100, 200, 5
 
 
@@ -87,15 +87,15 @@ def draw_scales(posterior: ScalePosterior, random: np.random.Generator, progress
         if shape <= _POOR_SHAPE or number == _MOST_ROUNDS:
             break
         posterior.recentre(coordinates, _flattened(log_weights))
-    num_rows = len(posterior.columns)
-    if shape > _POOR_SHAPE and num_rows <= _MANY_ROWS:
+    num_rows, num_scales = len(posterior.columns), len(posterior.center)
+    if shape > _POOR_SHAPE and num_rows**2 * num_scales <= _MOST_WORK:
         starts = coordinates[np.argsort(-log_weights)[:_NUM_CHAINS]]
         return _by_chains(posterior, starts, shape, random, progress_bar)
     if shape > _POOR_SHAPE:
         warnings.warn(
             f"the weights of the scales' draws have a Pareto shape of {shape:.2f}, above {_POOR_SHAPE}: few of them "
-            f"decide, and {num_rows} rows are too many for chains, {_MANY_ROWS} at most. Take scales='mode', "
-            "fewer scales (input_scale=False), or fewer rows.",
+            f"decide, and {num_rows} rows with {num_scales} scales are too many for chains (rows² × scales at most "
+            f"{_MOST_WORK:.2g}). Take scales='mode', fewer scales (input_scale=False), or fewer rows.",
             UserWarning,
             stacklevel=3,  # the caller of fit
         )

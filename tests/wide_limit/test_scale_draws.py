@@ -174,8 +174,8 @@ def test_resampling_keeps_the_weights_to_one_draw():
 
 def test_many_rows_of_poor_weights_are_told(monkeypatch):
     monkeypatch.setattr(_scale_draws, "_POOR_SHAPE", CHAINS)
-    monkeypatch.setattr(_scale_draws, "_MANY_ROWS", 8)
-    with pytest.warns(UserWarning, match="Pareto shape of .* 9 rows are too many for chains, 8 at most"):
+    monkeypatch.setattr(_scale_draws, "_MOST_WORK", 8.0)
+    with pytest.warns(UserWarning, match="Pareto shape of .* 9 rows with 4 scales are too many for chains .*most 8"):
         wide_limit.fit(X, Y, scales="integrated", num_restarts=1)
 
 
