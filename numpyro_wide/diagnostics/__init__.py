@@ -1,11 +1,6 @@
 """Convergence of chains, summaries of runs, distance from the wide limit, scores of predictions."""
 
-from numpyro_wide.diagnostics._convergence import (
-    effective_sample_size,
-    function_ess,
-    projected_ess,
-    random_projections,
-)
+from numpyro_wide.diagnostics._convergence import effective_sample_size, function_ess, projected_ess, random_projections
 from numpyro_wide.diagnostics._effects import Effects as Effects
 from numpyro_wide.diagnostics._effects import effects
 from numpyro_wide.diagnostics._pooling import PoolingReport as PoolingReport

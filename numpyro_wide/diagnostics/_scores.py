@@ -214,7 +214,7 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
     gap = is_right - confidence
     by_row = {
         "accuracy": is_right == 1,
-        "negative_log_likelihood": -np.asarray(_log_prob_of_label(labels, probs), np.float64),
+        "negative_log_likelihood": -np.asarray(jnp.log(probs[jnp.arange(len(labels)), labels]), np.float64),
         "expected_calibration_error": gap * (members @ np.sign(gap @ members)),
     }
     return _with_errors(by_row)
@@ -239,25 +239,15 @@ def _is_class(labels: Array, probs: Array) -> Array:
     return (labels >= 0) & (labels < probs.shape[-1])
 
 
-def _is_right(labels: Array, probs: Array) -> Array:
-    """Return 1, 0, or NaN for a label out of range."""
-    is_right = (jnp.argmax(probs, -1) == labels).astype(probs.dtype)
-    return jnp.where(_is_class(labels, probs), is_right, jnp.nan)
-
-
-def _log_prob_of_label(labels: Array, probs: Array) -> Array:
-    label_probs = jnp.take_along_axis(probs, labels[..., None], -1)[..., 0]
-    return jnp.where(_is_class(labels, probs), jnp.log(label_probs), jnp.nan)
-
-
 def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, Array]:
-    """Return memberships of bins (..., n, bins), correctness and confidence (..., n)."""
+    """Return memberships of bins (..., n, bins), correctness, NaN for a label out of range, and confidence (..., n)."""
     num_bins = whole_number("num_bins", num_bins)
     confidence = jnp.max(probs, -1)
     # NumPy rounds quotients correctly: a confidence of k/B is a left edge.
     edges = jnp.asarray(np.arange(1, num_bins) / num_bins, confidence.dtype)
     members = jax.nn.one_hot(jnp.searchsorted(edges, confidence, side="right"), num_bins, dtype=confidence.dtype)
-    return members, _is_right(labels, probs), confidence
+    is_right = (jnp.argmax(probs, -1) == labels).astype(probs.dtype)
+    return members, jnp.where(_is_class(labels, probs), is_right, jnp.nan), confidence
 
 
 def binned(labels: Array, probs: Array, num_bins: int) -> tuple[np.ndarray, ...]:

@@ -14,14 +14,7 @@ from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._chains import LARGEST_RHAT, Run, run_chains
 from numpyro_wide.estimators._plan import RACE_UNITS, Plan, Schedule, units_of
-from numpyro_wide.estimators._posteriors import (
-    SPREAD,
-    DrawnPosterior,
-    LimitPosterior,
-    Mixture,
-    Network,
-    collapsed,
-)
+from numpyro_wide.estimators._posteriors import SPREAD, DrawnPosterior, LimitPosterior, Mixture, Network, collapsed
 from numpyro_wide.estimators._race import Optimum, with_limit
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision

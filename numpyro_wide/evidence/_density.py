@@ -11,13 +11,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import kind_of, listing
-from numpyro_wide._traces import (
-    latent_sites,
-    refuse_subsampled,
-    refuse_unobserved,
-    run_model,
-    unwrap,
-)
+from numpyro_wide._traces import latent_sites, refuse_subsampled, refuse_unobserved, run_model, unwrap
 from numpyro_wide.readout._draws import StandardNormalBase, log_weight
 from numpyro_wide.readout._transform import base_transforms
 

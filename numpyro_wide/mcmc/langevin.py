@@ -9,14 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_wide.mcmc._integrators import (
-    Evaluate,
-    Point,
-    PyTree,
-    half_square_difference,
-    leapfrog,
-    refresh_momentum,
-)
+from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree, half_square_difference, leapfrog, refresh_momentum
 from numpyro_wide.mcmc._kernel import (
     MetropolisKernel,
     Noise,

@@ -8,14 +8,7 @@ import numpy as np
 from flax import linen
 from jax import Array
 
-from numpyro_wide._checks import (
-    as_floats,
-    check_input_scale,
-    check_not_negative,
-    check_one_of,
-    is_known,
-    whole_number,
-)
+from numpyro_wide._checks import as_floats, check_input_scale, check_not_negative, check_one_of, is_known, whole_number
 from numpyro_wide.nn._layers import (
     Activation,
     NTKConv,

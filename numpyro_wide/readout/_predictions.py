@@ -20,14 +20,7 @@ from numpyro_wide._blocks import map_draws
 from numpyro_wide._traces import Sites, latent_sites, log_prob_by_observation, run_model, unwrap
 from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, RowFeatures
 from numpyro_wide.readout._assumptions import read_run
-from numpyro_wide.readout._model import (
-    Draws,
-    ReadoutModel,
-    ReadoutRun,
-    first_draw,
-    read_sites,
-    refuse_other_readout,
-)
+from numpyro_wide.readout._model import Draws, ReadoutModel, ReadoutRun, first_draw, read_sites, refuse_other_readout
 from numpyro_wide.readout._transform import weights_of_run
 
 Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model

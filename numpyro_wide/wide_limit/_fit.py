@@ -30,14 +30,7 @@ from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS
 from numpyro_wide.wide_limit._limit import WideLimitFit
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 from numpyro_wide.wide_limit._scale_draws import ScalePosterior, draw_scales
-from numpyro_wide.wide_limit._scale_problem import (
-    BOUND,
-    Objective,
-    ScaleProblem,
-    laplace,
-    mode_of,
-    problem_type,
-)
+from numpyro_wide.wide_limit._scale_problem import BOUND, Objective, ScaleProblem, laplace, mode_of, problem_type
 from numpyro_wide.wide_limit._variational import State, VariationalFit
 
 _TOLERANCE = 2e-3  # of means and weights at the largest bound

@@ -11,14 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._activations import LAYER_NORM_EPSILON, PADDINGS, Activation
-from numpyro_wide._checks import (
-    as_not_negative,
-    check_input_scale,
-    check_no_nan,
-    check_one_of,
-    is_known,
-    listing,
-)
+from numpyro_wide._checks import as_not_negative, check_input_scale, check_no_nan, check_one_of, is_known, listing
 from numpyro_wide.wide_limit._duals import activation_dual, reduced_determinant
 
 _SYMMETRY = 1e-4  # largest asymmetry over the largest entry, beyond rounding in single precision

@@ -9,14 +9,7 @@ import pytest
 import scipy.special
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
-from numpyro_wide.elbo import (
-    ELBOTerms,
-    OnPriorWarning,
-    TemperedTraceMeanFieldELBO,
-    TraceQKL,
-    elbo_terms,
-    run_monitored,
-)
+from numpyro_wide.elbo import ELBOTerms, OnPriorWarning, TemperedTraceMeanFieldELBO, TraceQKL, elbo_terms, run_monitored
 from tests.marks import parametrize
 
 X = jnp.linspace(-2.0, 2.0, 10)[:, None]
