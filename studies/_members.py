@@ -265,6 +265,7 @@ MEMBERS = {
         partial(uci, "boston"),
         "Boston housing (Harrison and Rubinfeld), StatLib",
         "none stated by StatLib",
+        first=(500, 6000),
     ),
     "concrete": Member(
         "1 × 50 ReLU, scales and noise latent", relu_units, partial(uci, "concrete"), "UCI concrete", UCI

@@ -49,8 +49,7 @@ def chains(name: str, sampler: str, lengths: tuple[int, int], folder: Path) -> d
 def ranks(member: Member, rows, inputs, num_simulations: int) -> np.ndarray:
     """Return ranks of function values and the log density among draws, on data that the model simulates, (n, ranks).
 
-    Chains start at the truth, which is a draw of its posterior: warmup has no way to go, and a chain that does not mix
-    has ranks in the middle.
+    Chains start at the truth, which is a draw of its posterior: warmup has no way to go, but the step size to find.
     """
     inputs, x = inputs[np.linspace(0, len(inputs) - 1, RANKED).astype(int)], jnp.asarray(rows.x)
     model, evaluate = wrapped(member), evaluation(member.model)
