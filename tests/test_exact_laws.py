@@ -163,6 +163,7 @@ def test_evidence_is_exact_within_its_errors(form, depth, width, method):
     assert abs(np.mean(scores)) < 3.3 / num**0.5
 
 
+@pytest.mark.as_compiled
 @parametrize(("form", "depth", "width"), [("collapsed", 1, 64), ("repriorised", 2, 16), ("plain", 3, 4)], rest="slow")
 def test_evidence_by_draws_of_the_limit(form, depth, width):
     data = draw_data(3, scale=1.0)

@@ -156,6 +156,7 @@ def test_bounded_latents_of_independent_guides_are_truncated_normals():
     assert weighed.effective_sample_size > 1900
 
 
+@pytest.mark.as_compiled
 def test_draws_have_the_moments_of_the_density(x64):
     """Draws of a mixture through its sites, against its means and covariances in closed form."""
     guide = AutoAmortized(linear_model, observed="x", family="mixture", encoder=SMALL, num_components=2)
@@ -191,6 +192,7 @@ def test_training_starts_from_the_moments_of_the_prior():
     assert draws["angle"].min() > -1 and draws["angle"].max() < 2
 
 
+@pytest.mark.as_compiled
 def test_conjugate_posterior(trained):
     guide, params = trained
     for x in np.array([[0.3, -2.0, 1.0], [1.4, 0.3, -0.2]]):
@@ -201,6 +203,7 @@ def test_conjugate_posterior(trained):
         np.testing.assert_allclose(np.cov(found.T), covariance, atol=0.03)
 
 
+@pytest.mark.as_compiled
 def test_everything_that_takes_a_guide_takes_it(trained):
     guide, params = trained
     x = np.array([0.3, -2.0, 1.0])

@@ -67,6 +67,7 @@ def test_every_number_against_quadrature():
     np.testing.assert_allclose(row.sample_size, average**2 / mean(lambda h: evidence(h) ** 2), rtol=0.02)
 
 
+@pytest.mark.as_compiled
 @parametrize(("num_outputs", "form"), [(None, "collapsed"), (3, "collapsed"), (3, "repriorised")], rest="slow")
 def test_the_evidence_of_the_limit_is_the_gaussian_process_s(num_outputs, form):
     """One hidden layer, with a readout's bias: the closed-form kernel, noise by output."""

@@ -69,6 +69,7 @@ def gradients_of(name, fields):
     return 2 if name == "microcanonical-unadjusted" else 1
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("run", [0, 1])
 def test_samples_are_constrained_and_fields_are_as_named(runs, run):
     name, draws, fields = runs.name, runs.draws[run], runs.fields[run]
@@ -173,6 +174,7 @@ def treacherous(z):
     return jnp.where(z[0] > 0.5, jnp.nan, jnp.where(z[1] > 0.5, -jnp.inf, energy))
 
 
+@pytest.mark.as_compiled
 @parametrize("name", KERNELS, rest="slow")
 def test_proposals_that_are_not_finite_are_rejected_and_counted(name):
     kernel = KERNELS[name](potential_fn=treacherous, step_size=0.3, adapt_step_size=False)

@@ -167,6 +167,7 @@ def test_bnn_from_fit_to_prediction():
     assert np.sqrt(np.mean((predictions["y"].mean(0) - Y) ** 2)) < 0.5 * Y.std()
 
 
+@pytest.mark.as_compiled
 def test_bnn_with_an_nnx_module_and_images():
     nnx_model = bnn(Affine(3, 7, rngs=nnx.Rngs(0)), 2, NOISE)
     drawn = values_of(nnx_model, X, Y)

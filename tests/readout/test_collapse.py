@@ -58,6 +58,7 @@ NOISES = {
 }
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("readout/_transform.py", "lambda phi: self._forward(phi)[1", "lambda phi: 0 * self._forward(phi)[1")
 @pytest.mark.fault("readout/_model.py", "variant=self.variant, prior_scale=self.prior_scale", "variant=self.variant")
 @pytest.mark.usefixtures("x64")
@@ -338,6 +339,7 @@ class NNXNetwork(nnx.Module):
         return jnp.tanh(self.layer(x)) / 8**0.5
 
 
+@pytest.mark.as_compiled
 @parametrize("library", ["linen", "nnx"], rest="slow")
 @parametrize(
     "wrap", [partial(repriorise, **ARGUMENTS | {"noise_scale": 0.2}), partial(collapse_readout, **SITES)], rest="slow"
@@ -403,6 +405,7 @@ def test_mcmc_says_why_it_finds_no_start():
         nuts(make()).run(jax.random.key(0), X, Y)
 
 
+@pytest.mark.as_compiled
 @parametrize("noise", [1e-5, np.float32(1e-5), jnp.float32(1e-5), jnp.full(50, 1e-5)], rest="slow")
 def test_however_the_noise_is_given(noise):
     with pytest.warns(UserWarning, match=TOLD):

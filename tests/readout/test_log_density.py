@@ -321,6 +321,7 @@ def test_draws_none_of_which_is_finite():
     assert jnp.isnan(jax.jit(some.readout)(jax.random.key(0))[jnp.array([1, 3])]).all()
 
 
+@pytest.mark.as_compiled
 def test_predictions_and_densities_have_derivatives():
     """With respect to the new inputs, as for the steepest ascent of an acquisition function."""
     x, y = data(6)

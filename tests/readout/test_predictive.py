@@ -33,6 +33,7 @@ def features_of(draw, x):
     return sites["features"]["value"]
 
 
+@pytest.mark.as_compiled
 @pytest.mark.usefixtures("x64")
 def test_predictions_are_those_of_a_gaussian_process():
     """Scikit-learn's GP with the linear kernel of each draw's features."""

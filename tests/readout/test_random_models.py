@@ -12,7 +12,6 @@ from numpyro.handlers import block, condition, scale, seed, substitute, trace
 from numpyro.infer.util import log_density
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
-from tests.marks import parametrize
 from tests.readout.random_models import SPECS, VIOLATIONS, Oracle, build
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -22,10 +21,11 @@ HANDLERS = st.permutations(("condition hidden", "substitute other", "scale by on
 
 
 def random_models(**strategies):
-    """Make a test on some random models, and at night on many."""
+    """Make a test on a few random models, on some as compiled, and at night on many."""
+    some, many = pytest.param(10, marks=pytest.mark.as_compiled), pytest.param(200, marks=pytest.mark.slow)
 
     def decorate(check):
-        @parametrize("num_models", [10, 200], rest="slow")
+        @pytest.mark.parametrize("num_models", [3, some, many])
         def test(num_models):
             quietly = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
             settings(max_examples=num_models, **quietly)(given(**strategies)(check))()

@@ -45,6 +45,7 @@ def by_double_loop(terms, x1, x2):
     return found
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("wide_limit/_additive.py", "(-1) ** (k - 1) * polynomials", "polynomials")
 @pytest.mark.fault("wide_limit/_additive.py", "- 0.5 * mean(", "- 1.0 * mean(")
 @parametrize("which", [None, [(0,), (2,), (3, 1), (0, 2, 3)]], rest="slow")

@@ -57,6 +57,7 @@ def dense_ntk(f, params, x1, x2):
     return jnp.einsum("ikp,jlp->ijkl", *jacobians)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("wide_limit/_empirical.py", "ikp,jlp->jikl", "ikp,jlp->jilk")
 @parametrize("block_size", [None, 3], rest="slow")
 def test_several_outputs_and_blocks(x64, make_network, block_size):

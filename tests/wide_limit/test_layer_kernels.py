@@ -178,6 +178,7 @@ def test_second_derivatives_at_equal_inputs(x64, activation):
         np.testing.assert_allclose(second, (first(step) - first(-step)) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.as_compiled
 @parametrize("activation", ACTIVATIONS, rest="slow")
 def test_derivatives_at_equal_inputs_are_right(x64, activation):
     x, direction, step = jnp.asarray(inputs(3)), jnp.asarray(inputs(3, seed=2)), 1e-5
