@@ -266,6 +266,7 @@ MEMBERS = {
         "Boston housing (Harrison and Rubinfeld), StatLib",
         "none stated by StatLib",
         first=(500, 6000),
+        second=(500, 1500),
     ),
     "concrete": Member(
         "1 × 50 ReLU, scales and noise latent", relu_units, partial(uci, "concrete"), "UCI concrete", UCI
