@@ -91,19 +91,24 @@ def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str =
 
 def check_level(level: Any) -> None:
     """Refuse anything but a number between 0 and 1."""
-    if np.ndim(level):
-        raise TypeError(f"level must be one number, such as 0.9 for 90 %, but got {level!r}.")
-    levels_of("level", level)
+    if not _is_real(level):
+        raise TypeError(f"level must be a number, such as 0.9 for 90 %, but got {level!r}.")
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, such as 0.9 for 90 %, but got {level}.")
 
 
 def levels_of(name: str, value: Any) -> tuple[float, ...]:
     """Return one level or several as numbers; refuse others than those between 0 and 1."""
     levels = np.ravel(value).tolist()
-    if not levels or not all(np.asarray(level).dtype.kind in "iuf" for level in levels):
-        raise TypeError(f"{name} must be a number, such as 0.9 for 90 %, or several, but got {value!r}.")
+    if not levels or not all(map(_is_real, levels)):
+        raise TypeError(f"{name} must be numbers, such as (0.05, 0.95), but got {value!r}.")
     if not all(0 < level < 1 for level in levels):
-        raise ValueError(f"{name} must lie between 0 and 1, such as 0.9 for 90 %, but got {value}.")
+        raise ValueError(f"{name} must lie between 0 and 1, but got {value}.")
     return tuple(levels)
+
+
+def _is_real(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
 
 
 def check_names_known(

@@ -60,6 +60,7 @@ def checks(diagnostics: Mapping[str, float]) -> dict[str, bool]:
 
 def p_value(ranks: np.ndarray, num_ranked: int) -> float:
     """Return the least p-value of uniform ranks 0, ..., num_ranked, (n, quantities), by tenths, times their number."""
+    # Those of calibration.uniformity_p_value are at least 1/1001, which times their number is above LEAST_P.
     tenths = 10 * ranks // (num_ranked + 1)
     counts = np.sum(tenths == np.arange(10)[:, None, None], axis=1)
     p_values = stats.chisquare(counts).pvalue

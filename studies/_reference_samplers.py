@@ -82,10 +82,13 @@ def no_u_turn_by_hand(member: Member, rows: Rows, lengths: tuple[int, int], key:
         if name != "readout"
     }
     mcmc = chains_of(NUTS(potential_fn=potential), lengths, keys[1], init_params=start, extra_fields=FIELDS)
-    draws = mcmc.get_samples()
-    pairs = jax.random.split(keys[2], NUM_CHAINS * lengths[1]), draws
-    readouts = jax.lax.map(lambda pair: readout(*pair), pairs, batch_size=50)
-    return {**draws, "readout": readouts, **costs(mcmc)}
+    return {**with_readout_by_hand(readout, mcmc.get_samples(), keys[2]), **costs(mcmc)}
+
+
+def with_readout_by_hand(readout: Callable, draws: dict[str, Any], key: Any) -> dict[str, Any]:
+    """Draw the readout at each draw of the hidden weights, by the sampler of :func:`by_hand`."""
+    pairs = jax.random.split(key, len(next(iter(draws.values())))), draws
+    return {**draws, "readout": jax.lax.map(lambda pair: readout(*pair), pairs, batch_size=50)}
 
 
 def costs(mcmc: MCMC) -> dict[str, np.ndarray]:

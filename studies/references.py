@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 import _certificate
 import _common
 from _members import MEMBERS, Member, fixed_inputs, rows_of
-from _reference_samplers import NUM_CHAINS, by_hand, evaluation, prior_draw, run, wrapped
+from _reference_samplers import NUM_CHAINS, by_hand, evaluation, latent, run, with_readout_by_hand, wrapped
 from numpyro_wide.mcmc import MicrocanonicalLangevin
 from score_references import log_density
 
@@ -59,9 +59,9 @@ def ranks(member: Member, rows, inputs, num_simulations: int) -> np.ndarray:
     def of_simulation(key):
         keys = jax.random.split(key, 3)
         sites = trace(seed(member.model, keys[0])).get_trace(x)
-        truth, y = {name: sites[name]["value"] for name in prior_draw(member, rows)}, sites["y"]["value"]
+        y, values = sites["y"]["value"], {name: site["value"] for name, site in sites.items()}
         is_collapsed = model is not member.model
-        start = {name: value for name, value in truth.items() if not (is_collapsed and name == "readout")}
+        truth, start = latent(member, rows, values), latent(member, rows, values, *["readout"] * is_collapsed)
 
         def advance(state, num_steps):
             return jax.lax.fori_loop(0, num_steps, lambda _, state: kernel.sample(state, (x, y), {}), state)
@@ -73,8 +73,7 @@ def ranks(member: Member, rows, inputs, num_simulations: int) -> np.ndarray:
         state = advance(kernel.init(keys[1], NUM_WARMUP, start, (x, y), {}), NUM_WARMUP)
         _, draws = jax.lax.scan(thinned, state, length=NUM_RANKED)
         if is_collapsed:
-            pairs = jax.random.split(keys[2], NUM_RANKED), draws
-            draws = {**draws, "readout": jax.lax.map(lambda pair: by_hand(member.model, x, y)[1](*pair), pairs)}
+            draws = with_readout_by_hand(by_hand(member.model, x, y)[1], draws, keys[2])
         exact = evaluate(jax.tree.map(lambda value: value[None], truth), inputs, x, y)
         ours = evaluate(draws, inputs, x, y)
         return jnp.concatenate([jnp.sum(ours[of] < exact[of], 0).ravel() for of in ("function", "log_density")])

@@ -503,11 +503,17 @@ class ReadoutPredictive:
 
 def _refuse_nonfinite(quantity: str, is_finite: np.ndarray) -> None:
     lost = np.flatnonzero(~is_finite)
+    if lost.size == is_finite.size:
+        raise FloatingPointError(
+            f"no {quantity} are finite, of any draw: look for NaN or infinity among the inputs. If there is none, "
+            f"{NOISE_TOO_SMALL}, float64; use a larger noise."
+        )
     if lost.size:
         named = ", ".join(map(str, lost[:_NUM_NAMED])) + (", ..." if lost.size > _NUM_NAMED else "")
+        which = f"draw {named}" if lost.size == 1 else f"{lost.size} draws ({named})"
         raise FloatingPointError(
-            f"{quantity} of {lost.size} draws ({named}) of {is_finite.size} are not finite: {NOISE_TOO_SMALL}, "
-            "float64, or NaN or infinity is in these draws or among the inputs. Use a larger noise, or leave them out."
+            f"{quantity} of {which} of {is_finite.size} are not finite: {NOISE_TOO_SMALL}, float64, or a draw is not "
+            "finite itself. Use a larger noise, or leave these draws out."
         )
 
 

@@ -422,9 +422,9 @@ def test_more_entries_than_are_looked_at_are_thinned():
 def test_mistakes_are_refused(collapsed):
     with pytest.raises(TypeError, match=r"the order is summary\(mcmc, model, x, y\)"):
         summary(COLLAPSED, collapsed, X, Y)
-    with pytest.raises(ValueError, match=r"quantiles must lie between 0 and 1, .* but got \(5, 95\)"):
+    with pytest.raises(ValueError, match=r"quantiles must lie between 0 and 1, but got \(5, 95\)"):
         summary(collapsed, COLLAPSED, X, Y, quantiles=(5, 95))
-    with pytest.raises(TypeError, match="quantiles must be .*number, such as .* but got None"):
+    with pytest.raises(TypeError, match="quantiles must be numbers, such as .* but got None"):
         summary(collapsed, COLLAPSED, X, Y, quantiles=None)
     with pytest.raises(TypeError, match="rng_key must be a PRNG key"):
         summary(collapsed, COLLAPSED, X, Y, rng_key=0)

@@ -391,7 +391,7 @@ CASES = [
     ),
     Case(
         lambda: predictive({"scale": jnp.full(2, jnp.inf)}).readout(KEY),
-        "readouts of 2 draws .0, 1. of 2 are not finite.*Use a larger noise",
+        "no readouts are finite.*use a larger noise",
         FloatingPointError,
     ),
     # guide_draws and wide_limit_draws

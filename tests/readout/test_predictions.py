@@ -237,12 +237,12 @@ def test_summary_of_a_mixture():
     assert lines[1].split()[1] == f"{summary.mean[0, 0]:.4g}" and summary._repr_html_().count("<tr") == 6
     many = str(predictive.summary(np.linspace(-1, 1, 50)[:, None])).splitlines()
     assert many[11].startswith("..") and "49" in [line.split()[0] for line in many if line]
-    with pytest.raises(ValueError, match=r"quantiles must lie between 0 and 1, .* but got \(5, 95\)"):
+    with pytest.raises(ValueError, match=r"quantiles must lie between 0 and 1, but got \(5, 95\)"):
         predictive.summary(X_NEW, quantiles=(5, 95))
     for levels in (0.5, np.float32(0.5), jnp.array([0.25, 0.5])):
         assert 0.5 in predictive.summary(X_NEW, quantiles=levels).quantiles
     for levels in (None, [], "median", object()):
-        with pytest.raises(TypeError, match="quantiles must be .*number, such as"):
+        with pytest.raises(TypeError, match="quantiles must be numbers, such as"):
             predictive.summary(X_NEW, quantiles=levels)
 
 
