@@ -109,6 +109,7 @@ def test_dropout_of_a_flax_module():
     assert fit.losses[-10:].mean() < fit.losses[:10].mean()
 
 
+@pytest.mark.as_compiled
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

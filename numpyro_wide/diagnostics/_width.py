@@ -249,7 +249,7 @@ _MIN_KERNEL_DRAWS, _MAX_KERNEL_DRAWS = 20, 500  # its draws
 def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
-    if "noise" in non_vanishing_updates(model, args, kwargs):
+    if "likelihood" in non_vanishing_updates(model, args, kwargs):
         return np.nan
     kernel_key, *draw_keys = random.split(rng_key, 3)
     sites = abstract_sites(model.fn, args, kwargs)

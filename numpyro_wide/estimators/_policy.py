@@ -25,7 +25,7 @@ from numpyro_wide.wide_limit._limit import WideLimitFit
 HEADING = "Infinitely wide network"
 _MOST_SCORED = 1000  # rows of compared log densities
 _NOISE_SHARE = 0.2  # of the limit's leave-one-out error, below which its noise is flagged
-_SHARE_OF_MEASURED = 0.05  # of pairs with equal inputs that differ, above which inputs were measured repeatedly
+_SHARE_OF_MEASURED = 0.05  # of repeated inputs whose targets differ, above which they were measured repeatedly
 _ACTIVATIONS = ("erf", "relu")
 # In targets' deviations: smaller noises need float64; at 0.04 gradients of float32 are 0.1 % off.
 _LEAST_NOISE = 0.02
@@ -220,16 +220,15 @@ def decide(
 
 def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.ndarray, np.ndarray]:
     """Return x (n, d) and y (n,) or (n, k) without repeated rows, which feign zero noise, but with measurements."""
-    targets = y.reshape(len(y), -1)
-    _, first, counts = np.unique(np.column_stack([x, targets]), axis=0, return_index=True, return_counts=True)
+    rows = np.column_stack([x, y.reshape(len(y), -1)])
+    _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
     num_copies = len(x) - len(first)
-    by_input, by_target = (np.unique(values, axis=0, return_counts=True)[1] for values in (x, targets))
-    # Of several measurements some differ. Others agree by chance, if targets are discrete, or inputs take few values.
-    differ = _num_pairs(by_input) - _num_pairs(counts) > _SHARE_OF_MEASURED * _num_pairs(by_input)
-    may_agree = 4 * len(by_target) < len(x) or (2 * len(by_input) < len(x) and counts.min() == 1)
     if not num_copies:
         return x, y
-    if differ and may_agree:
+    num_rows, num_targets = (np.unique(inputs, axis=0, return_counts=True)[1] for inputs in (x, x[first]))
+    are_measured = np.mean(num_targets[num_rows > 1] > 1) > _SHARE_OF_MEASURED
+    # Of a table that was copied as a whole, every row is there as often.
+    if are_measured and counts.min() < counts.max():
         report.add(
             "Data", f"{num_copies} of {len(x)} rows are like others, but measured: others of equal inputs differ"
         )
@@ -240,10 +239,6 @@ def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.nda
     else:
         report.add("Data", line)
     return x[np.sort(first)], y[np.sort(first)]
-
-
-def _num_pairs(counts: np.ndarray) -> int:
-    return int(np.sum(counts * (counts - 1)) // 2)
 
 
 def fit_scales(x: np.ndarray, y: np.ndarray, plan: Plan, random: np.random.RandomState, report: Report) -> WideLimitFit:

@@ -149,10 +149,10 @@ def _is_linear(run: ReadoutRun, direction: Array, tangent: Array) -> Array:
     squares = jnp.square(direction / sizes).reshape(num_features, -1).mean(axis=1)
     change, variance = map_rows(run.features, lambda rows: (rows @ direction, rows**2 @ squares))
     deviation = jnp.sqrt(variance).reshape(-1, *(1 for _ in sizes.shape)) * sizes
-    # A model may compute in single precision, or with features in half; accelerators multiply with fewer digits.
-    own = run.features.dtype if jnp.issubdtype(run.features.dtype, jnp.inexact) else jnp.float32
-    single, of_features = (float(jnp.finfo(dtype).eps) for dtype in (jnp.float32, own))
-    relative_tolerance = max(64 * single * num_features**0.5, 4 * of_features, 2e-3 * (jax.default_backend() != "cpu"))
+    # Features may be of half the digits of the mean; accelerators multiply with fewer digits.
+    own = run.features.dtype if jnp.issubdtype(run.features.dtype, jnp.inexact) else run.loc.dtype
+    of_mean, of_features = (float(jnp.finfo(dtype).eps) for dtype in (run.loc.dtype, own))
+    relative_tolerance = max(64 * of_mean * num_features**0.5, 4 * of_features, 2e-3 * (jax.default_backend() != "cpu"))
     # The square of less is lost.
     tolerance = relative_tolerance * deviation + float(jnp.finfo(run.loc.dtype).tiny) ** 0.5
     # Where the mean or the features are not finite, the density is not, either.

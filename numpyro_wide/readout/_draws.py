@@ -20,7 +20,7 @@ from numpyro_wide._traces import Sites, abstract_sites, latent_sites, run_model,
 from numpyro_wide.readout._collapse import ReadoutMarginal
 from numpyro_wide.readout._model import Draws, ReadoutModel
 from numpyro_wide.readout._predictive import ReadoutPredictive
-from numpyro_wide.readout._programs import depends
+from numpyro_wide.readout._programs import FreeValues, Program
 from numpyro_wide.readout._transform import base_transforms, weights_of_run
 
 # Prior draws for each requested draw, where draws are weighted.
@@ -62,10 +62,10 @@ def wide_limit_draws(
     weights; how far the data move those from their prior is left out, and vanishes as the network widens (Thm. 2.1;
     :eq:`gap`).
 
-    A latent noise or scale, and whatever another likelihood observes, is learnt from the data at any width. So draws of
-    the prior, ten for each that is asked for, are chosen again by their evidence $N(Y; 0, \Psi \Psi^\top + \sigma^2
-    I)$; one of them may be chosen many times. Where the prior is far from the posterior, take that of scales which
-    :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>` found.
+    A latent noise, scale or output bias, and whatever another likelihood observes, is learnt from the data at any
+    width. So draws of the prior, ten for each that is asked for, are chosen again by their evidence $N(Y; 0, \Psi
+    \Psi^\top + \sigma^2 I)$; one of them may be chosen many times. Where the prior is far from the posterior, take
+    that of scales which :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>` found.
 
     Args:
         rng_key: a PRNG key.
@@ -73,9 +73,9 @@ def wide_limit_draws(
             model that uses :class:`~numpyro_wide.ReprioriseReadout`.
         num_samples: number of draws.
         *model_args: arguments of the model, targets included.
-        weighted: whether draws are chosen by their evidence; by default where the noise is latent, or another observed
-            site or factor than the readout's likelihood depends on latent sites, the readout among them. Say so too
-            where the network's scales are latent.
+        weighted: whether draws are chosen by their evidence; by default where the noise or a term of the mean beside
+            the features is latent, or another observed site or factor than the readout's likelihood depends on latent
+            sites, the readout among them. Say so too where the network's scales are latent.
         **model_kwargs: its keyword arguments.
 
     Returns:
@@ -102,7 +102,7 @@ def wide_limit_draws(
     num_samples = whole_number("num_samples", num_samples, order=order)
     check_nan_eagerly(repriorised_model, model_args, model_kwargs)
     updates = non_vanishing_updates(repriorised_model, model_args, model_kwargs)
-    updating_sites = updates.keys() - {"noise"}
+    updating_sites = updates.keys() - {"likelihood"}
     if weighted is False and updating_sites:
         raise ValueError(
             f"the site {listing(sorted(updating_sites))} observes other latent sites than the readout, or the readout "
@@ -184,33 +184,45 @@ def log_weight(sites: Sites) -> Array:
 
 
 def non_vanishing_updates(model: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, bool]:
-    """Names whose posterior differs from the prior even at infinite width, and whether a readout reaches them."""
+    """Names whose posterior differs from the prior even at infinite width, and whether a readout reaches them.
+
+    They are of observed sites, and "likelihood", where a latent site reaches that of the map beside the features: by
+    its noise, or a term of its mean, of which the map knows nothing.
+    """
     key = random.key(0)
     sites = abstract_sites(model, args, kwargs)
     bases = {name: jnp.zeros_like(jax.typeof(sites[name]["value"])) for name in base_transforms(sites)}
 
-    def run(key: Array, values: dict[str, Array]) -> dict[str, Any]:
-        sites = run_model(model, args, kwargs, rng_key=key, values=values)
+    def run(key: Array) -> dict[tuple[str, str], Any]:
+        sites = run_model(model, args, kwargs, rng_key=key, values=bases, inside=(FreeValues(),))
         problems = [transform.problem for transform in base_transforms(sites).values()]
-        log_probs: dict[str, Any] = {}
+        results: dict[tuple[str, str], Any] = {}
         for name, site in sample_sites(sites).items():
             if isinstance(site["fn"], ReadoutMarginal):
                 problems.append(site["fn"].problem)
+                results["marginal", name] = site["fn"].loc
             elif site["is_observed"]:
-                log_probs[name] = site["fn"].log_prob(site["value"])
-        return {**log_probs, "noise": [problem.noise_scale for problem in problems]}
+                results["observed", name] = site["fn"].log_prob(site["value"])
+        results["", "noise"] = [problem.noise_scale for problem in problems]
+        return {**results, ("", "features"): [problem.features for problem in problems]}
 
-    def depending(fn: Callable, argument: Array) -> set[str]:
-        return {name for name, moves in depends(fn, argument).items() if moves}
-
-    def reached_by(base: str) -> set[str]:
-        return depending(lambda value: run(key, {**bases, base: value}), bases[base]) - {"noise"}
-
-    reached = [reached_by(base) for base in bases]
+    program = Program(run, key)
+    origins = ["prior", *(name for name, *_ in program.places)]
+    reads = {
+        result: {origin for origin, is_read in zip(origins, program.reads(result), strict=True) if is_read}
+        for result in program.results
+    }
+    observed = {name for kind, name in reads if kind == "observed"}
+    reached = [{name for name in observed if base in reads["observed", name]} for base in bases]
     # A site that is reached alone is the likelihood of the map.
     reached_beside = {name for names in reached if len(names) > 1 for name in names}
-    by_prior_draws = depending(lambda key: run(key, bases), key).difference(*reached)
-    return {name: name in reached_beside for name in by_prior_draws | reached_beside}
+    by_prior_draws = {name for name in observed if reads["observed", name] - bases.keys()}.difference(*reached)
+    updates = {name: name in reached_beside for name in by_prior_draws | reached_beside}
+    known = reads["", "features"] | reads["", "noise"] | bases.keys()
+    has_term = any(reads[result] - known for result in reads.keys() - {("observed", name) for name in updates})
+    if has_term or reads["", "noise"]:
+        updates["likelihood"] = has_term
+    return updates
 
 
 class StandardNormalBase(Messenger):

@@ -359,9 +359,10 @@ def only_value_handlers() -> Iterator[None]:
 def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -> None:
     """Refuse a value of a readout that is no latent site, unless there is one of its base site."""
     for handler in _PYRO_STACK:
-        data = getattr(handler, "data", None) or {}
-        is_lost = isinstance(handler, condition | do) or (isinstance(handler, substitute) and base_site not in data)
-        if is_lost and site in data:
+        is_lost = isinstance(handler, condition | do) or (
+            isinstance(handler, substitute) and not _sets(handler, base_site)
+        )
+        if is_lost and _sets(handler, site):
             raise ValueError(f"the readout {site!r} cannot be given a value: {remedy}.")
 
 
@@ -377,15 +378,17 @@ def refuse_prior_readout(site: str, latent_sites: Iterable[str]) -> None:
 
 
 def _is_substituted(site: str) -> bool:
-    for handler in _PYRO_STACK:
-        if not isinstance(handler, substitute):
-            continue
-        if handler.data is not None and site in handler.data:
-            return True
-        if handler.substitute_fn is not None:
-            # Only the function knows what Predictive substitutes; an initialisation strategy needs more than the
-            # name of a site, and sets no value either.
-            with suppress(KeyError, TypeError, AttributeError):
-                if handler.substitute_fn({"type": "sample", "name": site}) is not None:
-                    return True
+    return any(isinstance(handler, substitute) and _sets(handler, site) for handler in _PYRO_STACK)
+
+
+def _sets(handler: Any, site: str | None) -> bool:
+    """Return whether a handler sets the value of a site."""
+    if handler.data is not None:
+        return site in handler.data
+    fn = getattr(handler, "substitute_fn", None) or getattr(handler, "condition_fn", None)
+    if fn is not None:
+        # Only the function knows what Predictive substitutes; an initialisation strategy needs more than the name of a
+        # site, and sets no value either.
+        with suppress(KeyError, TypeError, AttributeError):
+            return fn({"type": "sample", "name": site}) is not None
     return False

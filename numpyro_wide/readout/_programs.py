@@ -159,9 +159,3 @@ def _without_custom_jvp(jaxpr: Any) -> Any:
             eqn = eqn.replace(primitive=closed_call_p, params={"call_jaxpr": eqn.params["call_jaxpr"]})
         eqns.append(eqn)
     return jaxpr.replace(eqns=eqns)
-
-
-def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:
-    """Return which entries of a function's result depend on its argument, as the traced program shows."""
-    program = Program(fn, argument)
-    return {name: any(program.reads(name)) for name in program.results}

@@ -307,6 +307,7 @@ def test_a_factor_is_of_joint_normals():
             AutoAmortized(linear_model, observed="x", family=family, factor="covariance")
 
 
+@pytest.mark.as_compiled
 def test_another_encoder_and_fewer_sites(trained):
     class Encoder(linen.Module):
         @linen.compact
@@ -410,6 +411,7 @@ def failing():
     numpyro.sample("x", dist.Delta(jnp.nan * numpyro.sample("z", dist.Normal(0.0, 1.0))))
 
 
+@pytest.mark.as_compiled
 def test_a_guide_may_be_traced_first():
     def model():
         a = numpyro.sample("a", dist.Uniform(jnp.zeros(2), 3.0).to_event(1))

@@ -48,6 +48,7 @@ def uninterrupted():
     return trainer().run(KEY, 150, progress_bar=False, held_out=50, evaluate_every=40)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("amortized/_trainer.py", "draw(state.step - state.step % length)", "draw(state.step)")
 def test_run_goes_on_as_one_longer_run(uninterrupted):
     training = trainer()

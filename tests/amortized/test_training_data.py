@@ -46,6 +46,7 @@ def test_full_batches_lead_to_least_squares():
     np.testing.assert_allclose(params["scale"], residual.std(), rtol=1e-3)
 
 
+@pytest.mark.as_compiled
 def test_a_run_goes_on_as_one_longer_run_and_holds_the_last_out():
     given, options = pairs(70), {"held_out": 20, "evaluate_every": 8, "progress_bar": False}
     whole = trainer().run(KEY, 40, simulations=given, **options)
@@ -79,6 +80,7 @@ def test_an_epoch_has_every_simulation_once_in_a_new_order():
     assert not np.array_equal(*seen)
 
 
+@pytest.mark.as_compiled
 def test_an_external_simulator_with_an_auto_guide():
     """The model has no likelihood: the simulator is NumPy's. The loss is the posterior's entropy."""
     guide = AutoAmortized(prior_alone, observed="x", encoder=ResidualEncoder(width=32, depth=2))

@@ -271,6 +271,7 @@ def test_likelihood_and_accuracy_against_scikit_learn(x64):
     assert classification_scores(np.array([0, 1]), binary(0.5, 0.5))["accuracy"] == 0.5
 
 
+@pytest.mark.as_compiled
 def test_batches_and_jit():
     probs = random_probs((3, 2, 40, 4), seed=6)
     common = np.random.default_rng(7).integers(4, size=40)

@@ -98,6 +98,7 @@ def function_of(posterior, x):
     return np.tanh(3 * x @ hidden) @ w + 0.2
 
 
+@pytest.mark.as_compiled
 def test_the_posterior_holds_the_weights_and_nothing_of_the_sampler_s(run):
     posterior = run.idata["posterior"]
     expected = {"sigma", "net.hidden", "w"} | ({"function"} if run.name == "repriorised" else set())

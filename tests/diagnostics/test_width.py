@@ -44,6 +44,7 @@ def linear_in_the_hidden_weight(y=None):
     numpyro.sample("y", dist.Normal(features @ w, 0.5).to_event(1), obs=y)
 
 
+@pytest.mark.as_compiled
 def test_every_number_against_quadrature():
     model = collapse_readout(linear_in_the_hidden_weight, readout="w", features="features", observed="y")
     row = wide_enough(KEY, model, np.array([2.0], "f"), num_draws=20_000, batch_size=20_000).rows["model"]

@@ -33,7 +33,7 @@ def test_the_fit_is_a_limit_of_its_labels():
     np.testing.assert_allclose(model.predict_proba(X), model.fit_.predict(inputs), rtol=1e-9)
 
 
-@pytest.mark.fault("estimators/_policy.py", "4 * len(by_target) < len(x) or (", "(")
+@pytest.mark.fault("estimators/_policy.py", "x, x[first]))", "x, x))")
 def test_labels_that_were_measured_twice_are_no_copies():
     """Each of 26 inputs has two labels that say nothing of it: the mean of all labels is predicted."""
     random = np.random.default_rng(1)
@@ -41,6 +41,11 @@ def test_labels_that_were_measured_twice_are_no_copies():
     model = WideBNNClassifier(method="limit", hidden=(5,), time_budget=5.0, random_state=0).fit(x, y)
     assert "22 of 52 rows are like others, but measured" in str(model.report_) and len(model.fit_.inputs) == 52
     np.testing.assert_allclose(model.predict_proba(x)[:, 1].mean(), y.mean(), atol=0.03)
+    # Ones that are rare among many measurements, in 7 of 10 groups and in one of 5.
+    for num_inputs, num_each, num_ones in ((10, 100, 7), (5, 10, 1)):
+        labels, inputs = np.zeros((num_inputs, num_each), bool), np.arange(num_inputs).repeat(num_each)[:, None]
+        labels[:num_ones, 0] = True
+        assert len(without_copies(inputs, labels.ravel(), Report("rare"))[0]) == labels.size
     # Mistakes in one of twenty pairs: more are measurements.
     for num_different, num_rows in ((0, 26), (1, 27), (2, 52)):
         labels = x[:, 0] > 0
@@ -134,6 +139,7 @@ class _StoppedError(Exception):
     """Raised in the place of a second run."""
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "estimators/_classifier.py",
     "some = replace(limit, inputs=limit.inputs[others], targets=labels[others])",

@@ -220,6 +220,7 @@ def test_a_race_that_the_budget_ends_is_planned_as_it_was_run(monkeypatch):
         assert len(found) == num_depths and all(one.residuals.shape == (12, 1) for one in found)
 
 
+@pytest.mark.as_compiled
 def test_the_plan_says_whether_layers_are_preferred(monkeypatch):
     residuals = 1e-3 * RANDOM.normal(size=(200, 1))
     both = [optimum(depth, 0.0)._replace(residuals=residuals[:: 2 * depth - 3]) for depth in (1, 2)]

@@ -120,6 +120,7 @@ def test_leave_one_out_is_a_fit_without_the_row(limit):
         np.testing.assert_allclose(found[row], expected, rtol=1e-6)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("estimators/_regressor.py", "result.log_density + float", "0 * float")
 def test_the_summary_has_the_numbers_of_the_report(limit, weighted):
     fit, (loc, scale) = limit.fit_, (Y.mean(), Y.std())

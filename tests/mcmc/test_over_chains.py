@@ -31,6 +31,7 @@ def largest_batch(kernel, state, args):
     return max(len(equation.params["dimension_numbers"][1][0]) for equation in products)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("_compile.py", 'return jax.default_backend() == "cpu" and jax.device_count() == 1', "return False")
 def test_a_step_of_many_chains_has_no_products_of_batches(monkeypatch):
     assert is_sequential()  # the suite runs on one processor

@@ -61,6 +61,7 @@ def test_numbers_per_row_are_those_that_the_operations_give():
     assert _row_blocks._numbers_per_row(network, jnp.ones((7, 3))) == 12
 
 
+@pytest.mark.as_compiled
 def test_memory_of_a_gradient_does_not_grow_with_the_rows():
     few, many = (gradient(num_rows, 256)[0].memory_analysis() for num_rows in (2048, 65536))
     # But for copies of the targets and of the means of both runs: features would be twelve times as large as these.

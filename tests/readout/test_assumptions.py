@@ -93,6 +93,14 @@ def test_another_mean_is_refused_at_every_scale(mean, scale):
     check_refused(observed_as(BROKEN[mean]), np.float32(scale) * PSI, Y, match=message)
 
 
+@pytest.mark.fault("readout/_assumptions.py", "max(64 * of_mean", "max(64e9 * of_mean")
+def test_the_bound_of_another_mean_is_of_its_own_precision(x64):
+    message = "mean of observed site 'y' must be features @ readout plus terms without"
+    model = observed_as(lambda psi, w: psi @ w + 1e-9 * w[0])
+    check_refused(model, np.float64(PSI), np.float64(Y), match=message)
+    run(observed_as(RIGHT["column by column"]), np.float64(PSI), np.float64(Y))
+
+
 @pytest.mark.filterwarnings("ignore:the noise of observed site 'y' is too small")  # at the largest scale
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("mean", RIGHT)

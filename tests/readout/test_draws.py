@@ -141,7 +141,9 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
 
 
 @pytest.mark.as_compiled
-@pytest.mark.fault("readout/_draws.py", "= bool(updates) if weighted is None else weighted", "= 'noise' in updates")
+@pytest.mark.fault(
+    "readout/_draws.py", "= bool(updates) if weighted is None else weighted", "= 'likelihood' in updates"
+)
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
 @parametrize("wrap", ["collapsed", "repriorised"], rest="slow")
 def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
@@ -221,6 +223,36 @@ def test_what_observes_the_readout_beside_its_likelihood_has_its_part(regularise
     np.testing.assert_allclose(np.cov(found.T), covariance, atol=0.04)
     with pytest.raises(ValueError, match="the site 'total', 'y' observes .* the readout beside its likelihood"):
         wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
+
+
+@pytest.mark.as_compiled
+@pytest.mark.fault(
+    "readout/_draws.py", "has_term = any(latent_in(result) - known for result in of_map)", "has_term = False"
+)
+@pytest.mark.filterwarnings("ignore:the Pareto shape")
+@pytest.mark.parametrize("wrap", ["collapsed", "repriorised"])
+def test_an_output_bias_is_learnt(wrap):
+    """Against dense conditioning in float64."""
+    x, y, noise = np.linspace(-1, 1, 4)[:, None], np.array([1.5, 1.0, 0.8, 1.4]), 0.3
+
+    def model(x, y=None):
+        features = numpyro.deterministic("features", x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([1]).to_event(1))
+        bias = numpyro.sample("bias", dist.Normal(0.0, 2.0))
+        numpyro.sample("y", dist.Normal(features @ w + bias, noise).to_event(1), obs=y)
+
+    names = {"readout": "w", "features": "features"}
+    wrapped = (
+        collapse_readout(model, observed="y", **names)
+        if wrap == "collapsed"
+        else repriorise(model, targets="y", noise_scale=noise, **names)
+    )
+    draws = wide_limit_draws(jax.random.key(0), wrapped, 3000, x.astype("f"), y.astype("f"))
+    design = np.concatenate([x, 2 * np.ones_like(x)], axis=1)  # of the bias over its deviation
+    covariance = np.linalg.inv(np.eye(2) + design.T @ design / noise**2)
+    found = np.c_[draws["w"], draws["bias"] / 2]
+    np.testing.assert_allclose(found.mean(0), covariance @ design.T @ y / noise**2, atol=5 * 0.2 / 1000**0.5)
+    np.testing.assert_allclose(np.cov(found.T), covariance, atol=0.01)
 
 
 @pytest.mark.slow

@@ -330,6 +330,12 @@ CASES = [
         "'w' cannot be given a value: it is integrated out",
     ),
     Case(
+        lambda: run(
+            condition(collapse_readout(linear(), **SITES), condition_fn=lambda site: {"w": W}.get(site["name"])), Y
+        ),
+        "'w' cannot be given a value: it is integrated out",
+    ),
+    Case(
         lambda: run(substitute(collapse_readout(linear(), **SITES), {"w": W}), Y),
         "'w' cannot be given a value: it is integrated out",
     ),

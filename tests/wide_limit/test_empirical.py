@@ -98,6 +98,7 @@ def test_blocks_bound_the_memory(make_network):
     assert temporaries(None) > 200 * jacobian_row
 
 
+@pytest.mark.as_compiled
 def test_works_with_flax_and_inputs_of_any_shape(x64):
     class Convolution(linen.Module):
         @linen.compact

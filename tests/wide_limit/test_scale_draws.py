@@ -95,6 +95,7 @@ def posterior(network=None, noise_scale=None):
         return ScalePosterior(problem, Y, mode, hessian(Evidence(problem, Y), mode)[1])
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("wide_limit/_scale_draws.py", "return prior - gp_log_evidence(", "return -gp_log_evidence(")
 @pytest.mark.fault(
     "wide_limit/_scale_draws.py", 'scales.pop("noise_scale", problem.known_noise)', "problem.known_noise"
