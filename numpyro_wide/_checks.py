@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from numbers import Number
 from operator import index
 from typing import Any
@@ -100,9 +99,7 @@ def check_level(level: Any) -> None:
 
 def levels_of(name: str, value: Any) -> tuple[float, ...]:
     """Return one level or several as numbers; refuse others than those between 0 and 1."""
-    levels: list[Any] = []
-    with suppress(ValueError):  # of lists of different lengths
-        levels = np.ravel(value).tolist()
+    levels = np.ravel(np.asarray(value, object)).tolist()
     if not levels or not all(map(_is_real, levels)):
         raise TypeError(f"{name} must be numbers, such as (0.05, 0.95), but got {value!r}.")
     if not all(0 < level < 1 for level in levels):

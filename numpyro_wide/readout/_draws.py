@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from itertools import compress
 from typing import Any
 
 import jax
@@ -189,7 +190,6 @@ def non_vanishing_updates(model: Callable, args: tuple, kwargs: dict[str, Any]) 
     They are of observed sites, and "likelihood", where a latent site reaches that of the map beside the features: by
     its noise, or a term of its mean, of which the map knows nothing.
     """
-    key = random.key(0)
     sites = abstract_sites(model, args, kwargs)
     bases = {name: jnp.zeros_like(jax.typeof(sites[name]["value"])) for name in base_transforms(sites)}
 
@@ -198,20 +198,16 @@ def non_vanishing_updates(model: Callable, args: tuple, kwargs: dict[str, Any]) 
         problems = [transform.problem for transform in base_transforms(sites).values()]
         results: dict[tuple[str, str], Any] = {}
         for name, site in sample_sites(sites).items():
-            if isinstance(site["fn"], ReadoutMarginal):
+            if is_marginal := isinstance(site["fn"], ReadoutMarginal):
                 problems.append(site["fn"].problem)
-                results["marginal", name] = site["fn"].loc
-            elif site["is_observed"]:
-                results["observed", name] = site["fn"].log_prob(site["value"])
+            if site["is_observed"]:
+                results["marginal" if is_marginal else "observed", name] = site["fn"].log_prob(site["value"])
         results["", "noise"] = [problem.noise_scale for problem in problems]
         return {**results, ("", "features"): [problem.features for problem in problems]}
 
-    program = Program(run, key)
+    program = Program(run, random.key(0))
     origins = ["prior", *(name for name, *_ in program.places)]
-    reads = {
-        result: {origin for origin, is_read in zip(origins, program.reads(result), strict=True) if is_read}
-        for result in program.results
-    }
+    reads = {result: set(compress(origins, program.reads(result))) for result in program.results}
     observed = {name for kind, name in reads if kind == "observed"}
     reached = [{name for name in observed if base in reads["observed", name]} for base in bases]
     # A site that is reached alone is the likelihood of the map.

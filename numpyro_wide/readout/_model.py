@@ -359,10 +359,8 @@ def only_value_handlers() -> Iterator[None]:
 def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -> None:
     """Refuse a value of a readout that is no latent site, unless there is one of its base site."""
     for handler in _PYRO_STACK:
-        is_lost = isinstance(handler, condition | do) or (
-            isinstance(handler, substitute) and not _sets(handler, base_site)
-        )
-        if is_lost and _sets(handler, site):
+        has_base = isinstance(handler, substitute) and _sets(handler, base_site)
+        if isinstance(handler, condition | do | substitute) and not has_base and _sets(handler, site):
             raise ValueError(f"the readout {site!r} cannot be given a value: {remedy}.")
 
 
@@ -385,10 +383,9 @@ def _sets(handler: Any, site: str | None) -> bool:
     """Return whether a handler sets the value of a site."""
     if handler.data is not None:
         return site in handler.data
-    fn = getattr(handler, "substitute_fn", None) or getattr(handler, "condition_fn", None)
-    if fn is not None:
-        # Only the function knows what Predictive substitutes; an initialisation strategy needs more than the name of a
-        # site, and sets no value either.
-        with suppress(KeyError, TypeError, AttributeError):
-            return fn({"type": "sample", "name": site}) is not None
+    # Only the function knows what Predictive substitutes; an initialisation strategy needs more than the name of a
+    # site, and sets no value either.
+    with suppress(KeyError, TypeError, AttributeError):
+        fn = handler.condition_fn if isinstance(handler, condition) else handler.substitute_fn
+        return fn({"type": "sample", "name": site}) is not None
     return False
