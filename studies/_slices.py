@@ -46,10 +46,8 @@ def posterior_slice(model, points, *args, resolution=41, margin=0.35, batch_size
 
 def _coordinates(model, point, args):
     """Return unconstrained values of the latent sites at these weights, those of the base site for its readout."""
-    given = handlers.substitute(
-        model, substitute_fn=lambda site: point.get(site["name"]) if site["type"] == "sample" else None
-    )
-    sites = handlers.trace(handlers.seed(given, 0)).get_trace(*args)
+    hidden = {name: value for name, value in point.items() if name != getattr(model, "readout", None)}
+    sites = handlers.trace(handlers.seed(handlers.substitute(model, hidden), 0)).get_trace(*args)
     latent = {name: site["fn"] for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
     values = {}
     for name, fn in latent.items():
