@@ -1,4 +1,4 @@
-"""Members of the reference posteriors: ten small Bayesian neural networks and one that is known to be hard.
+"""Members of the reference posteriors: eleven small Bayesian neural networks.
 
 Each is a NumPyro model of inputs (n, d) and targets (n,), of NumPyro's own pieces alone. Every latent site is N(0, 1):
 layers are scaled by the root of their inputs, and scales and noise are images of sites named "..._base". Deterministic
@@ -39,6 +39,11 @@ def log_normal(name: str, median: float, spread: float = 1.0) -> Any:
     return numpyro.deterministic(name, median * jnp.exp(spread * normal(f"{name}_base")))
 
 
+def noise_by_precision(name: str) -> Any:
+    """Sample a noise whose precision is Gamma(6, 6), as Hernández-Lobato's, to 2 % (cube of Wilson and Hilferty)."""
+    return numpyro.deterministic(name, jnp.abs(1 - 1 / 54 + normal(f"{name}_base") / 54**0.5) ** -1.5)
+
+
 def layer(name: str, x: Any, width: int) -> Any:
     """Sample a linear layer with biases, its outputs of the size of its inputs."""
     x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
@@ -74,7 +79,7 @@ def tanh_units(x: Any, y: Any = None) -> None:
 
 def relu_units(x: Any, y: Any = None, *, depth: int = 1, width: int = 50) -> None:
     """ReLU units in layers of one width; scales and noise are learnt."""
-    noise, hidden = log_normal("noise", 0.1), x
+    noise, hidden = noise_by_precision("noise"), x
     for number in range(1, depth + 1):
         scale = log_normal(f"weight_scale_{number}", 1.0, 0.5)
         hidden = jax.nn.relu(scale * layer(f"hidden_{number}", hidden, width))
@@ -127,7 +132,7 @@ def additive(x: Any, y: Any = None, *, law: Any) -> None:
 
 def deep(x: Any, y: Any = None) -> None:
     """Four layers of 16 tanh units."""
-    noise, hidden = log_normal("noise", 0.1), x
+    noise, hidden = noise_by_precision("noise"), x
     for number in range(1, 5):
         hidden = jnp.tanh(1.5 * layer(f"hidden_{number}", hidden, 16))
     observe(read_out(hidden, log_normal("readout_scale", 1.0, 0.5)), noise, y)
@@ -212,6 +217,7 @@ class Member:
         second: lengths of the second.
         sampler: the second, "NUTS" of all weights, "NUTS by hand" of the hidden ones, or "exact law".
         extra: further deterministic site by input, stored at the grid alone, in half precision.
+        references: papers that the network or the data are from.
     """
 
     title: str
@@ -224,8 +230,12 @@ class Member:
     second: tuple[int, int] = (500, 1000)
     sampler: str = "NUTS by hand"
     extra: str | None = None
+    references: tuple[str, ...] = ()
 
 
+HERNANDEZ_LOBATO = "Hernández-Lobato, Adams. Probabilistic backpropagation for scalable learning. 2015"
+EFRON = "Efron, Hastie, Johnstone, Tibshirani. Least angle regression. 2004"
+GERRITSMA = "Gerritsma, Onnink, Versluis. Geometry, resistance and stability of the Delft systematic yacht hulls. 1981"
 LONG: dict[str, Any] = {"first": (500, 2000), "second": (1000, 2000)}
 MEMBERS = {
     "linear": Member(
@@ -235,6 +245,7 @@ MEMBERS = {
         "simulated",
         "none needed",
         sampler="exact law",
+        references=("Hanin, Zlokapa. Bayesian interpolation with deep linear networks. 2023",),
         **LONG,
     ),
     "wave": Member(
@@ -243,33 +254,59 @@ MEMBERS = {
     "marathon": Member(
         "1 × 50 tanh, noise by row", noise_by_row, marathon, "Olympic marathon, winning paces", "public facts"
     ),
-    "yacht": Member("1 × 50 ReLU, scales and noise latent", relu_units, partial(uci, "yacht"), "UCI yacht", UCI),
+    "yacht": Member(
+        "1 × 50 ReLU, scales and noise latent",
+        relu_units,
+        partial(uci, "yacht"),
+        "UCI yacht",
+        UCI,
+        references=(HERNANDEZ_LOBATO, GERRITSMA),
+    ),
     "diabetes": Member(
         "2 × 64 ReLU",
         partial(relu_units, depth=2, width=64),
         diabetes,
-        "diabetes, of scikit-learn (Efron et al., Least angle regression)",
+        "diabetes, of scikit-learn",
         "BSD 3-Clause, as of scikit-learn",
+        references=(EFRON,),
     ),
     "additive": Member(
         "additive, 8 tanh units an input",
         additive_to_diabetes,
         diabetes,
-        "diabetes, of scikit-learn (Efron et al., Least angle regression)",
+        "diabetes, of scikit-learn",
         "BSD 3-Clause, as of scikit-learn",
         extra="effects",
+        references=(
+            "Agarwal et al. Neural additive models: interpretable machine learning with neural nets. 2021",
+            EFRON,
+        ),
     ),
     "boston": Member(
         "1 × 50 ReLU, scales and noise latent",
         relu_units,
         partial(uci, "boston"),
-        "Boston housing (Harrison and Rubinfeld), StatLib",
+        "Boston housing, StatLib",
         "none stated by StatLib",
-        first=(500, 6000),
+        first=(500, 1500),
         second=(500, 1500),
+        references=(
+            HERNANDEZ_LOBATO,
+            "Harrison, Rubinfeld. Hedonic housing prices and the demand for clean air. 1978",
+        ),
     ),
     "concrete": Member(
-        "1 × 50 ReLU, scales and noise latent", relu_units, partial(uci, "concrete"), "UCI concrete", UCI
+        "1 × 50 ReLU, scales and noise latent",
+        relu_units,
+        partial(uci, "concrete"),
+        "UCI concrete",
+        UCI,
+        first=(500, 1500),
+        second=(300, 300),
+        references=(
+            HERNANDEZ_LOBATO,
+            "Yeh. Modeling of strength of high-performance concrete using artificial neural networks. 1998",
+        ),
     ),
     "cancer": Member(
         "2 × 32 tanh, two classes",
@@ -279,6 +316,7 @@ MEMBERS = {
         UCI,
         "bernoulli",
         sampler="NUTS",
+        references=("Street, Wolberg, Mangasarian. Nuclear feature extraction for breast tumor diagnosis. 1993",),
     ),
     "digits": Member(
         "1 × 10 tanh, ten classes",
@@ -288,8 +326,9 @@ MEMBERS = {
         UCI,
         "categorical",
         sampler="NUTS",
+        references=("Alpaydin, Kaynak. Cascading classifiers. 1998",),
     ),
-    "deep": Member("4 × 16 tanh, known to be hard", deep, partial(uci, "yacht"), "UCI yacht", UCI),
+    "deep": Member("4 × 16 tanh", deep, partial(uci, "yacht"), "UCI yacht", UCI, references=(GERRITSMA,)),
 }
 
 

@@ -141,6 +141,7 @@ def card(name: str, runs: dict[str, dict], lengths: list[tuple[int, int]], diagn
         "code": inspect.getsource(model),
         "helpers": "studies/_members.py",
         "reference_posterior_name": f"{name}.npz",
+        "references": list(member.references),
         "data_name": member.data,
         "data_licence": member.licence,
         "rows": len(rows.y),
