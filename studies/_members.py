@@ -236,6 +236,7 @@ class Member:
 HERNANDEZ_LOBATO = "Hernández-Lobato, Adams. Probabilistic backpropagation for scalable learning. 2015"
 EFRON = "Efron, Hastie, Johnstone, Tibshirani. Least angle regression. 2004"
 GERRITSMA = "Gerritsma, Onnink, Versluis. Geometry, resistance and stability of the Delft systematic yacht hulls. 1981"
+one_hidden_layer = partial(Member, "1 × 50 ReLU, scales and noise latent", relu_units)
 LONG: dict[str, Any] = {"first": (500, 2000), "second": (1000, 2000)}
 MEMBERS = {
     "linear": Member(
@@ -254,9 +255,7 @@ MEMBERS = {
     "marathon": Member(
         "1 × 50 tanh, noise by row", noise_by_row, marathon, "Olympic marathon, winning paces", "public facts"
     ),
-    "yacht": Member(
-        "1 × 50 ReLU, scales and noise latent",
-        relu_units,
+    "yacht": one_hidden_layer(
         partial(uci, "yacht"),
         "UCI yacht",
         UCI,
@@ -282,9 +281,7 @@ MEMBERS = {
             EFRON,
         ),
     ),
-    "boston": Member(
-        "1 × 50 ReLU, scales and noise latent",
-        relu_units,
+    "boston": one_hidden_layer(
         partial(uci, "boston"),
         "Boston housing, StatLib",
         "none stated by StatLib",
@@ -295,9 +292,7 @@ MEMBERS = {
             "Harrison, Rubinfeld. Hedonic housing prices and the demand for clean air. 1978",
         ),
     ),
-    "concrete": Member(
-        "1 × 50 ReLU, scales and noise latent",
-        relu_units,
+    "concrete": one_hidden_layer(
         partial(uci, "concrete"),
         "UCI concrete",
         UCI,

@@ -222,7 +222,7 @@ def test_stored_linear_network_has_the_moments_of_its_law():
 
 def test_stored_files_are_small():
     sizes = [path.stat().st_size for path in FOLDER.glob("*.npz")]
-    assert sum(sizes) < 30e6 and max(sizes, default=0) < 4e6
+    assert sum(sizes) < 20e6 and max(sizes, default=0) < 4e6
 
 
 @pytest.mark.as_compiled

@@ -37,6 +37,14 @@ def posterior_of_log(grid, log_density):
     return mean, np.sqrt(weights @ (grid - mean) ** 2)
 
 
+def wrapped_as(wrap, model, noise):
+    """A model of w, features and y in one of both wrapped forms."""
+    names = {"readout": "w", "features": "features"}
+    if wrap == "collapsed":
+        return collapse_readout(model, observed="y", **names)
+    return repriorise(model, targets="y", noise_scale=noise, **names)
+
+
 def log_evidence(noise_scale, **scales):
     kernel, _ = fcn_kernel(1, "erf", **{**SCALES, **scales})(X)
     covariance = np.asarray(kernel, float) + noise_scale**2 * np.eye(len(X))
@@ -158,12 +166,7 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
         numpyro.sample("also", dist.Normal(scale, 0.5), obs=seen)
         numpyro.sample("y", dist.Normal(features @ w, noise).to_event(1), obs=y)
 
-    names = {"readout": "w", "features": "features"}
-    wrapped = (
-        collapse_readout(model, observed="y", **names)
-        if wrap == "collapsed"
-        else repriorise(model, targets="y", noise_scale=noise, **names)
-    )
+    wrapped = wrapped_as(wrap, model, noise)
     draws = wide_limit_draws(jax.random.key(0), wrapped, 2000, x.astype("f"), y.astype("f"))
     mean, sd = seen * 4 / 5, 5**-0.5  # the prior's precision is 1, the observation's 4
     num_effective = 1000  # of 20,000 proposals, of which 2,000 are chosen
@@ -239,12 +242,7 @@ def test_an_output_bias_is_learnt(wrap):
         bias = numpyro.sample("bias", dist.Normal(0.0, 2.0))
         numpyro.sample("y", dist.Normal(features @ w + bias, noise).to_event(1), obs=y)
 
-    names = {"readout": "w", "features": "features"}
-    wrapped = (
-        collapse_readout(model, observed="y", **names)
-        if wrap == "collapsed"
-        else repriorise(model, targets="y", noise_scale=noise, **names)
-    )
+    wrapped = wrapped_as(wrap, model, noise)
     draws = wide_limit_draws(jax.random.key(0), wrapped, 3000, x.astype("f"), y.astype("f"))
     design = np.concatenate([x, 2 * np.ones_like(x)], axis=1)  # of the bias over its deviation
     covariance = np.linalg.inv(np.eye(2) + design.T @ design / noise**2)
