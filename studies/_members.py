@@ -1,6 +1,6 @@
-"""Members of the reference posteriors: eleven small Bayesian neural networks.
+"""Members of the reference posteriors: twelve small Bayesian neural networks.
 
-Each is a NumPyro model of inputs (n, d) and targets (n,), of NumPyro's own pieces alone. Every latent site is N(0, 1):
+Each is a NumPyro model of inputs (n, d) and targets (n,), of NumPyro's own pieces alone. Weights are N(0, 1):
 layers are scaled by the root of their inputs, and scales and noise are images of sites named "..._base". Deterministic
 sites are the features that the readout multiplies, the function, the noise, and scales.
 """
@@ -110,6 +110,24 @@ def ten_classes(x: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
 
 
+def scaled_by_size(x: Any, y: Any = None) -> None:
+    """10 tanh units, nine outputs beside a constant one, whose variances have priors of Lampinen and Vehtari."""
+    width, num_classes = 10, 10
+
+    def scale(name: str, size: int) -> Any:
+        base = numpyro.sample(f"{name}_base", dist.InverseGamma(0.25, 0.25))
+        return numpyro.deterministic(name, 0.05 / size**2 * jnp.sqrt(base))
+
+    weights = scale("weight_scale", x.shape[1]) * normal("hidden", x.shape[1], width)
+    hidden = scale("readout_scale", width) * jnp.tanh(x @ weights + normal("biases", width))
+    features = numpyro.deterministic("features", jnp.concatenate([jnp.ones_like(hidden[:, :1]), hidden], axis=1))
+    logits = features @ normal("readout", width + 1, num_classes - 1)
+    logits = jnp.concatenate([jnp.ones_like(hidden[:, :1]), logits], axis=1)
+    logits = numpyro.deterministic("function", logits - logits.mean(1, keepdims=True))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+
 def additive(x: Any, y: Any = None, *, law: Any) -> None:
     """8 tanh units of each input, less their means over the rows of a table, so that effects are identified."""
     noise, width = log_normal("noise", 0.3), 8
@@ -195,6 +213,12 @@ def digits() -> Rows:
     """Take 100 of scikit-learn's digits to learn from, pixels in one unit."""
     train, test = _common.digits(100, 80)
     return Rows(train.inputs, train.targets, test.inputs, test.targets)
+
+
+def mnist() -> Rows:
+    """Read posteriordb's 100 images to learn from, pixels in 0, ..., 255, and 100 others."""
+    with np.load(TABLES / "mnist_100.npz") as file:
+        return Rows(*(file[name].astype(float if name.startswith("x") else int) for name in Rows._fields))
 
 
 def additive_to_diabetes(x: Any, y: Any = None) -> None:
@@ -322,6 +346,19 @@ MEMBERS = {
         "categorical",
         sampler="NUTS",
         references=("Alpaydin, Kaynak. Cascading classifiers. 1998",),
+    ),
+    "mnist": Member(
+        "1 × 10 tanh, posteriordb's nn_rbm1bJ10",
+        scaled_by_size,
+        mnist,
+        "MNIST, posteriordb's mnist_100",
+        "CC BY-SA 3.0, LeCun and Cortes",
+        "categorical",
+        sampler="NUTS",
+        references=(
+            "Lampinen, Vehtari. Bayesian approach for neural networks. 2001",
+            "Magnusson et al. posteriordb: testing, benchmarking and developing Bayesian inference algorithms. 2024",
+        ),
     ),
     "deep": Member("4 × 16 tanh", deep, partial(uci, "yacht"), "UCI yacht", UCI, references=(GERRITSMA,)),
 }

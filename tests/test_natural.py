@@ -154,6 +154,7 @@ def test_an_interval_far_from_the_mean():
         np.testing.assert_allclose(q.log_prob(sign * jnp.asarray(value)), expected, rtol=1e-4)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("natural.py", "= jnp.maximum(begin, -half_width), jnp.minimum(end, half_width)", "= begin, end")
 @pytest.mark.fault("natural.py", "mode = stop_gradient(jnp.clip(loc, low, high))", "mode = jnp.clip(loc, low, high)")
 @parametrize("is_double", [False, True], rest="slow")

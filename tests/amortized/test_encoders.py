@@ -64,6 +64,7 @@ def dropout_guide(observed_values):
     numpyro.sample("theta", dist.Normal(loc, scale))
 
 
+@pytest.mark.as_compiled
 @parametrize("guide", [linen_guide, nnx_guide, dropout_guide], rest="slow")
 def test_flax_encoders(guide):
     optimiser = optax.adam(optax.cosine_decay_schedule(0.05, 1000))
@@ -90,6 +91,7 @@ class Normalised(linen.Module):
         return linen.Dense(1)(x)[0]
 
 
+@pytest.mark.as_compiled
 def test_batch_normalisation_over_the_simulations():
     def model(train):
         theta = numpyro.sample("theta", dist.Normal(3.0, 1.5))
@@ -115,6 +117,7 @@ def test_batch_normalisation_over_the_simulations():
         assert float(draws.std()) == pytest.approx(exact_scale, rel=0.1)
 
 
+@pytest.mark.as_compiled
 def test_mutable_state_is_averaged_over_the_simulations():
     def guide(observed_values):
         seen = mutable("seen", {"mean": jnp.array(0.0), "steps": jnp.array(0)})

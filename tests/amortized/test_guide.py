@@ -216,6 +216,7 @@ def test_everything_that_takes_a_guide_takes_it(trained):
         assert np.all(uniformity_p_value(ranks, 99) > 0.005)
 
 
+@pytest.mark.as_compiled
 def test_parameters_hold_the_constants(trained):
     """A new guide with parameters from disk is the trained one, whatever its own pilot simulations are."""
     guide, params = trained

@@ -170,6 +170,7 @@ def test_held_out_loss_and_early_stopping():
     assert len(again.losses) == 0
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("amortized/_trainer.py", "best._replace(best_loss=loss)", "best._replace(best_loss=best.best_loss)")
 def test_a_run_with_other_arguments_compares_by_its_own_held_out_simulations():
     """Losses of less noise are smaller: those of the run before would keep its parameters for ever."""

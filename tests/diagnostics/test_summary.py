@@ -89,6 +89,7 @@ def test_the_function_is_that_with_the_readout_integrated_out(form, request):
     assert found.num_distinct.tolist() == distinct
 
 
+@pytest.mark.as_compiled
 @parametrize("form", ["collapsed", "repriorised"], rest="slow")
 def test_scalar_sites_one_by_one(form, request):
     mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]

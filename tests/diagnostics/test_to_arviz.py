@@ -110,6 +110,7 @@ def test_the_posterior_holds_the_weights_and_nothing_of_the_sampler_s(run):
     np.testing.assert_array_equal(posterior["net.hidden"], samples["net/hidden"])
 
 
+@pytest.mark.as_compiled
 def test_the_log_likelihood_is_by_observation_and_of_the_posterior_s_draws(run):
     posterior, values = run.idata["posterior"], run.idata["log_likelihood"]["y"]
     assert list(run.idata["log_likelihood"].data_vars) == ["y"]  # the factor is no observation
@@ -124,6 +125,7 @@ def test_the_log_likelihood_is_by_observation_and_of_the_posterior_s_draws(run):
     assert loo.n_data_points == 8 and elpd < expected.mean((0, 1)).sum()
 
 
+@pytest.mark.as_compiled
 def test_readouts_of_a_collapsed_model_fit_the_data(run):
     """Readouts are draws given the data: their function is as close to the data as sigma says."""
     posterior = run.idata["posterior"]
@@ -131,6 +133,7 @@ def test_readouts_of_a_collapsed_model_fit_the_data(run):
     assert 0.5 < np.mean(errors**2) < 1.5
 
 
+@pytest.mark.as_compiled
 def test_predictions_are_at_other_inputs_and_with_noise(run):
     predictions = run.idata["predictions"]["y"]
     assert predictions.dims == ("chain", "draw", "rows", "output") and predictions["rows"].values.tolist() == [0, 1, 2]
@@ -142,6 +145,7 @@ def test_predictions_are_at_other_inputs_and_with_noise(run):
     np.testing.assert_array_equal(run.idata["observed_data"]["y"], Y)
 
 
+@pytest.mark.as_compiled
 def test_sample_stats_hold_every_extra_field_under_arviz_s_name(run):
     found = run.idata["sample_stats"]
     fields = run.mcmc.get_extra_fields(group_by_chain=True)

@@ -180,6 +180,7 @@ def test_the_end_of_the_budget_ends_the_chains_and_the_plan_repeats_them():
         np.testing.assert_array_equal(again.mcmc.get_samples()[name], draws)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("estimators/_policy.py", "noise_scale**2 < rounding", "noise_scale**2 < 0")
 @parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)], rest="slow")
 def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_double):

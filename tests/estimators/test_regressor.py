@@ -86,6 +86,7 @@ def test_scales_of_the_columns_are_tried_with_every_activation():
     assert model.fit_.activation == "relu" and "input_scale" in model.fit_.scales
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("wide_limit/_gp.py", "return prior - explained.T @ explained", "return prior")
 def test_the_limit_is_the_gaussian_process_that_scikit_learn_computes(limit):
     fit = limit.fit_
@@ -222,6 +223,7 @@ def test_draws_are_averaged_as_left_out_rows_ask_for():
     assert found.share_unsure == 0
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "estimators/_posteriors.py",
     "return _mixture.log_average(self.by_draw(y))",
@@ -245,6 +247,7 @@ def test_predictions_are_the_mixture_over_draws(weighted):
     np.testing.assert_allclose(samples.std(axis=1), deviation, rtol=0.1)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault(
     "estimators/_regressor.py",
     "mixture.log_density(targets[block])",
@@ -272,6 +275,7 @@ def test_blocks_of_rows_are_predicted_as_all_are(weighted, monkeypatch):
             np.testing.assert_allclose(found[block].T, Y.mean() + Y.std() * expected[..., 0], rtol=1e-9)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("estimators/_posteriors.py", "key = sha256(x.tobytes()).digest()", "key = bytes(len(x))")
 def test_predictions_of_the_same_rows_are_computed_once(weighted, monkeypatch):
     posterior = weighted._posterior

@@ -48,6 +48,7 @@ def test_all_checks(kind):
     estimator_checks.check_estimator(kind(**SHORT), on_skip=None)
 
 
+@pytest.mark.as_compiled
 def test_pipelines_searches_scores_and_clones(tmp_path):
     pipeline = make_pipeline(StandardScaler(), WideBNNRegressor(method="limit", random_state=0))
     search = GridSearchCV(pipeline, {"widebnnregressor__hidden": ["auto", (20,)]}, cv=2).fit(X, Y)

@@ -114,6 +114,7 @@ def test_temperatures_that_run_together_are_those_that_run_alone():
     np.testing.assert_allclose(together.log_evidence, alone.log_evidence, rtol=1e-4)
 
 
+@pytest.mark.as_compiled
 def test_one_unit_by_quadrature():
     model, args, truth = known.one_unit()
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)

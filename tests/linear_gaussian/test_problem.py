@@ -29,6 +29,7 @@ def by_methods(problem, phi):
     }
 
 
+@pytest.mark.as_compiled
 def test_methods_and_functions_agree_and_a_problem_goes_through_jit():
     found = by_methods(problem_of(), CASE.phi)
     data, prior = CASE[:2], {"prior_loc": CASE.prior_loc, "prior_scale": CASE.prior_scale}

@@ -81,6 +81,7 @@ def test_steps_retrace_their_way_when_the_momentum_is_turned_round(step):
     np.testing.assert_allclose(ravel_pytree(back_momentum)[0], -ravel_pytree(momentum)[0], rtol=1e-12)
 
 
+@pytest.mark.as_compiled
 @STEPS
 def test_steps_preserve_volume(step):
     flat, unravel = ravel_pytree((pair(0), pair(1)))

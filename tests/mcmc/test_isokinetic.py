@@ -67,6 +67,7 @@ def test_a_kick_tells_how_it_stretches_the_sphere(time, seed):
     np.testing.assert_allclose(change, -np.linalg.slogdet(jacobian)[1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.as_compiled
 @parametrize("scale", [UNIT, SCALE], ids=["unit mass", "mass"], rest="slow")
 def test_a_step_tells_how_it_stretches_positions_and_directions(scale):
     position, direction = start()

@@ -40,11 +40,11 @@ def programs(tmp_path_factory):
         yield
 
 
-IN_CI = ("split", "microcanonical", "nuts")
+MARKS = {"split": [], "microcanonical": pytest.mark.as_compiled, "nuts": pytest.mark.as_compiled}  # the others are slow
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[] if name in IN_CI else pytest.mark.slow) for name in WITH_NUTS]
+    scope="module", params=[pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in WITH_NUTS]
 )
 def runs(request, programs):
     """Two long runs of one MCMC object, one program, on two data sets."""

@@ -78,6 +78,7 @@ def test_whoever_names_a_persistence_has_whole_trajectories():
     assert num_rotations(0.02, num_steps=30) == 30
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("mcmc/_kernel.py", "adapt_state.mixing.pooled(),", "adapt_state.mixing,")
 def test_all_chains_of_a_run_are_in_one_regime():
     last, (num_grad, mixing) = chains(jnp.linspace(0.06, 1.0, 8), 150, 1, lambda s: (s.num_grad, s.adapt_state.mixing))

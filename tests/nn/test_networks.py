@@ -69,6 +69,7 @@ def test_variance_of_the_fcn_is_one(depth, width):
     assert abs(variance - 1) < 3.5 * error + 1e-5
 
 
+@pytest.mark.as_compiled
 @parametrize("activation", ["gelu", jnp.tanh], rest="slow")
 def test_variance_of_the_fcn_is_near_one_for_other_activations(activation):
     for depth in (1, 6):

@@ -78,6 +78,7 @@ def test_convolutional_networks_take_traced_scales(network):
     np.testing.assert_allclose(jax.jit(features)(1.2, 0.9, 0.3), known.apply(params, images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.as_compiled
 def test_the_kernel_is_the_limit_of_the_scaled_network():
     network = FCN(2, 4000, "erf", **SCALES, input_scale=INPUT_SCALE)
     features = network.apply(network.init(jax.random.key(1), X), X)

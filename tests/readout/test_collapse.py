@@ -315,6 +315,7 @@ def test_svi(kind, guide_class, loss):
     assert losses[-50:].mean() < losses[:50].mean()
 
 
+@pytest.mark.as_compiled
 @parametrize("kind", ["repriorised", "collapsed"], rest="slow")
 def test_initialize_model_and_pickle(kind):
     x, y = small_data()

@@ -21,11 +21,11 @@ HANDLERS = st.permutations(("condition hidden", "substitute other", "scale by on
 
 
 def random_models(**strategies):
-    """Make a test on a few random models, on some as compiled, and at night on many."""
+    """Make a test on some random models, as compiled, and at night on many."""
     some, many = pytest.param(10, marks=pytest.mark.as_compiled), pytest.param(200, marks=pytest.mark.slow)
 
     def decorate(check):
-        @pytest.mark.parametrize("num_models", [3, some, many])
+        @pytest.mark.parametrize("num_models", [some, many])
         def test(num_models):
             quietly = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
             settings(max_examples=num_models, **quietly)(given(**strategies)(check))()

@@ -156,6 +156,7 @@ def something_else(path):
 DRAWS, STATE = "samples%2Fmean.npy", "state.npz"
 
 
+@pytest.mark.as_compiled
 @parametrize("damage", [truncate, empty, zero, flip, something_else, os.remove], rest="slow")
 @parametrize("file", [DRAWS, STATE], rest="slow")
 def test_damaged_files_are_refused_with_path_and_remedy(folder, file, damage):

@@ -91,6 +91,7 @@ def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
     equal(pieces(tmp_path).get_samples(), whole.get_samples())
 
 
+@pytest.mark.as_compiled
 @parametrize(
     ("change", "what"),
     [
@@ -118,6 +119,7 @@ def with_ratio(ratio):
     return NUTS(model)
 
 
+@pytest.mark.as_compiled
 @pytest.mark.fault("runs/_pieces.py", "(stored.as_text(), extra_fields)", "(str(stored.out_info), extra_fields)")
 @parametrize(
     "kernel",
@@ -139,6 +141,7 @@ def test_values_of_the_same_shape_computed_otherwise_are_not_mixed(tmp_path, ker
     assert run(1, 20).num_samples == 20
 
 
+@pytest.mark.as_compiled
 def test_errors(tmp_path, finished):
     with pytest.raises(ValueError, match=r"multiple of the piece's size, mcmc.num_samples=10.*but is 25"):
         pieces(tmp_path, num_samples=25)

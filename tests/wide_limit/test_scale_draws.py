@@ -173,6 +173,7 @@ def test_resampling_keeps_the_weights_to_one_draw():
     assert counts.sum() == _scale_draws._NUM_KEPT and np.all(np.abs(times - 50 * weights) < 1)
 
 
+@pytest.mark.as_compiled
 def test_many_rows_of_poor_weights_are_told(monkeypatch):
     monkeypatch.setattr(_scale_draws, "_POOR_SHAPE", CHAINS)
     monkeypatch.setattr(_scale_draws, "_MOST_WORK", 8.0)
