@@ -73,7 +73,6 @@ def test_models_that_differ_in_a_function_in_python_have_their_own_posteriors(on
         np.testing.assert_allclose(mcmc.get_samples()["z"].mean(), -offset / 1.25, atol=0.15)
 
 
-@pytest.mark.as_compiled
 def test_warmup_and_a_run_that_goes_on():
     both = []
     for once in (True, False):
