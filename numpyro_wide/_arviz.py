@@ -4,6 +4,7 @@ ArviZ takes a second to import, so each function imports it when it is first cal
 """
 
 import warnings
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.special import logsumexp
 _MIN_DRAWS = 25  # PSIS fits a two-parameter tail to the top fifth: at least five of 25 draws
 
 
-def _import_arviz() -> Any:
+def _import_arviz() -> ModuleType:
     """Import ArviZ without its notice of a new generation, which is not for users of this package."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)

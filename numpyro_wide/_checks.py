@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from tqdm.auto import tqdm
 
 FELT_ERROR = 0.1  # nats of rounding that a sampler feels
@@ -26,18 +26,18 @@ def column_deviations(values: np.ndarray) -> np.ndarray:
     return np.where(deviations > 1e-12 * np.abs(values).max(axis=0), deviations, 0.0)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return a type's name with its article: "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' or name.startswith(('ndarray', 'MCMC', 'SVI')) else 'a'} {name}"
 
 
-def named_arguments(arguments: tuple, keywords: Mapping[str, Any]) -> dict[str, Any]:
+def named_arguments(arguments: tuple, keywords: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of a call by their names in messages."""
     return {**{f"argument {position}": value for position, value in enumerate(arguments)}, **keywords}
 
 
-def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
+def refuse_frames(arguments: tuple, keywords: Mapping[str, object]) -> None:
     """Refuse tables or columns of pandas or polars as arguments of a model."""
     for name, value in named_arguments(arguments, keywords).items():
         if hasattr(value, "to_numpy"):
@@ -47,12 +47,12 @@ def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
             )
 
 
-def is_known(value: Any) -> bool:
+def is_known(value: object) -> bool:
     """Whether a value is readable now: neither traced nor partly on another process."""
     return not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
 
 
-def are_known(tree: Any) -> bool:
+def are_known(tree: object) -> bool:
     """Whether nothing is traced, and all of a tree's leaves are known."""
     return not is_tracing() and all(map(is_known, jax.tree.leaves(tree)))
 
@@ -62,7 +62,7 @@ def is_tracing() -> bool:
     return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)
 
 
-def check_known(reason: str, *values: Any, remedy: str = "call it outside") -> None:
+def check_known(reason: str, *values: object, remedy: str = "call it outside") -> None:
     """Refuse values whose numbers are not known yet; ``reason`` begins the message."""
     if not are_known(values):
         raise TypeError(f"{reason}, which are not known under jit, grad or vmap; {remedy}.")
@@ -82,14 +82,14 @@ def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> i
     raise TypeError(f"{message}; the order is {order}." if order else f"{message}.")
 
 
-def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str = "") -> None:
+def check_one_of(name: str, value: object, choices: Collection[str], *, also: str = "") -> None:
     """Refuse a value outside the named choices."""
     if not isinstance(value, str) or value not in choices:
         allowed = f"{listing(choices)} {also}".rstrip()
         raise ValueError(f"{name} must be one of {allowed}, but got {value!r}.")
 
 
-def check_level(level: Any) -> None:
+def check_level(level: float) -> None:
     """Refuse anything but a number between 0 and 1."""
     if not _is_real(level):
         raise TypeError(f"level must be a number, such as 0.9 for 90 %, but got {level!r}.")
@@ -97,7 +97,7 @@ def check_level(level: Any) -> None:
         raise ValueError(f"level must lie between 0 and 1, such as 0.9 for 90 %, but got {level}.")
 
 
-def levels_of(name: str, value: Any) -> tuple[float, ...]:
+def levels_of(name: str, value: object) -> tuple[float, ...]:
     """Return one level or several as numbers; refuse others than those between 0 and 1."""
     levels = np.ravel(np.asarray(value, object)).tolist()
     if not levels or not all(map(_is_real, levels)):
@@ -107,7 +107,7 @@ def levels_of(name: str, value: Any) -> tuple[float, ...]:
     return tuple(levels)
 
 
-def _is_real(value: Any) -> bool:
+def _is_real(value: ArrayLike) -> bool:
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
 
 
@@ -122,7 +122,7 @@ def check_names_known(
         raise ValueError(f"{message}{listing(existing)}. {remedy}".rstrip())
 
 
-def check_positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: object) -> None:
     """Refuse known numbers that are not all positive."""
     if value is None or isinstance(value, str):
         raise TypeError(f"{name} must be a number or an array, but got {value!r}.")
@@ -131,7 +131,7 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be positive everywhere, but got {value}.")
 
 
-def check_not_negative(name: str, value: ArrayLike) -> None:
+def check_not_negative(name: str, value: object) -> None:
     """Refuse known negative numbers and NaN."""
     if is_known(value) and not np.all(np.asarray(value) >= 0):
         raise ValueError(
@@ -139,14 +139,14 @@ def check_not_negative(name: str, value: ArrayLike) -> None:
         )
 
 
-def as_not_negative(name: str, value: ArrayLike, *, dtype: Any = None) -> Array:
+def as_not_negative(name: str, value: ArrayLike, *, dtype: DTypeLike | None = None) -> Array:
     """Return floats, refused where negative or NaN; NaN where negative under jit."""
     check_not_negative(name, value)
     (array,) = as_floats(value, dtype=dtype, names=(name,))
     return array if is_known(value) else jnp.where(array >= 0, array, jnp.nan)
 
 
-def check_input_scale(scale: Any, num_columns: int) -> None:
+def check_input_scale(scale: ArrayLike, num_columns: int) -> None:
     """Refuse a scale that is neither a number nor one by column."""
     if np.shape(scale) not in ((), (num_columns,)):
         raise ValueError(
@@ -179,7 +179,7 @@ def _first_row(shards: list[np.ndarray], is_bad: Callable[[np.ndarray], np.ndarr
     return f", the first in row {int(by_row.argmax())}"
 
 
-def check_finite(name: str, value: Any) -> None:
+def check_finite(name: str, value: object) -> None:
     """Refuse known values that are not finite real numbers."""
     check_no_nan(name, value)
     if is_known(value) and (num_infinite := int(np.isinf(array := np.asarray(value)).sum())):
@@ -201,7 +201,7 @@ def check_ranks(name: str, ranks: np.ndarray, num_draws: int) -> None:
         )
 
 
-def as_floats(*values: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
+def as_floats(*values: ArrayLike, dtype: DTypeLike | None = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
     """Convert arrays to their common floating-point type, at least single precision."""
     arrays = [x if isinstance(x, Array) else np.asarray(x) for x in values]
     for i, x in enumerate(arrays):
@@ -223,7 +223,7 @@ def refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
         )
 
 
-def num_draws_of(name: str, draws: Mapping[str, Any]) -> int:
+def num_draws_of(name: str, draws: Mapping[str, ArrayLike]) -> int:
     """Return the length of the leading axis of all draws."""
     lengths = {site: np.shape(values)[0] if np.ndim(values) else 0 for site, values in draws.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
@@ -258,7 +258,7 @@ def listing(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
-def progress(iterable: Iterable | None = None, *, shown: bool = True, **options: Any) -> tqdm:
+def progress(iterable: Iterable | None = None, *, shown: bool = True, **options: object) -> tqdm:
     """Return a bar of ``tqdm``'s, silent where the environment variable ``CI`` is set."""
     return tqdm(iterable, disable=not shown or "CI" in os.environ, **options)
 
@@ -271,7 +271,7 @@ def late_progress(iterable: Iterable, *, desc: str, shown: bool = True) -> tqdm:
     return progress(iterable, shown=shown, desc=desc, delay=_PATIENCE, leave=False)
 
 
-def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool) -> None:
+def warn_if_stuck(draws: Mapping[str, ArrayLike], *, by_chain: bool) -> None:
     """Warn where under a fifth of the draws are distinct; (chain, draw, ...) by site, or (draw, ...) of one chain."""
     is_moved: Any = False
     for values in draws.values():

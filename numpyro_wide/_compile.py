@@ -1,10 +1,10 @@
 """Programs that are compiled once for each text, and functions mapped over chains."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from hashlib import sha256
 from threading import Lock
-from types import MethodType
-from typing import Any
+from types import MethodType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
@@ -15,12 +15,17 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from numpyro_wide._checks import is_tracing
 
+if TYPE_CHECKING:
+    from jax.extend.core import Jaxpr, JaxprEqn
+
+T = TypeVar("T")
+
 # Compiled programs by their text, and by what the text does not show; the oldest first.
-_PROGRAMS: dict[Any, Callable] = {}
+_PROGRAMS: dict[Hashable, Callable] = {}
 _MAX_PROGRAMS = 256
 _LOCK = Lock()
 # The same by the traced function, which JAX keeps as long as the function lives: it is lowered once.
-_PROGRAMS_BY_TRACE: WeakKeyDictionary[Any, dict[Any, Callable]] = WeakKeyDictionary()
+_PROGRAMS_BY_TRACE: WeakKeyDictionary["Jaxpr", dict[Hashable, Callable]] = WeakKeyDictionary()
 # Half of LLVM's work takes three quarters of the time of compilation, for code as fast or faster wherever measured.
 _CPU_OPTIONS = {"xla_backend_optimization_level": "1"}
 # Without optimisations, and without the code generators of fusions, most of the time of compilation. Code is then
@@ -32,12 +37,12 @@ _QUICK_OPTIONS = {
 }
 
 
-def run_program(fn: Callable, *args: Any, quick: bool = False) -> Any:
+def run_program(fn: Callable[..., T], *args: object, quick: bool = False) -> T:
     """Run ``fn(*args)`` compiled; see :func:`program_of`."""
     return fn(*args) if is_traced(args) else program_of(fn, *args, quick=quick)(*args)
 
 
-def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
+def program_of(fn: Callable[..., T], *args: object, quick: bool = False) -> Callable[..., T]:
     """Compile ``fn`` for arguments like these; a program of the same text, of whichever function, is compiled once.
 
     Arrays that ``fn`` closes over are arguments of the program; names, sizes and numbers are part of it. Its text does
@@ -64,7 +69,7 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     return lambda *args: jax.tree.unflatten(results, run([*traced.consts, *jax.tree.leaves(args)]))
 
 
-def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple) -> Callable[[list[Any]], list[Any]]:
+def _program(jaxpr: "Jaxpr", leaves: list, options: dict[str, Any], key: tuple) -> Callable[[list], list[Array]]:
     """Return the program of a traced function, compiled for leaves like these unless there is one of this key."""
     full = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     # Arguments that no result depends on are left out: two programs may differ in nothing but which they use.
@@ -84,12 +89,12 @@ def _program(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple)
     return lambda leaves: compiled(*(leaves[index] for index in used))
 
 
-def inner_programs(equation: Any) -> list[Any]:
+def inner_programs(equation: "JaxprEqn") -> list["Jaxpr"]:
     """Return the traced programs of a function or a loop, none of other operations."""
     return [param for param in jax.tree.leaves(equation.params) if hasattr(param, "eqns")]
 
 
-def operations(jaxpr: Any) -> Iterator[Any]:
+def operations(jaxpr: "Jaxpr") -> Iterator[Any]:
     """Yield the operations of a traced program, of functions and loops those inside."""
     for equation in jaxpr.eqns:
         programs = inner_programs(equation)
@@ -99,7 +104,7 @@ def operations(jaxpr: Any) -> Iterator[Any]:
             yield from operations(program)
 
 
-def _host_functions(jaxpr: Any) -> Iterator[Any]:
+def _host_functions(jaxpr: "Jaxpr") -> Iterator[Hashable]:
     """Yield keys of a program's calls of Python, and of its prints."""
     for equation in operations(jaxpr):
         if "callback" in equation.primitive.name or equation.primitive.name == "debug_print":
@@ -112,7 +117,7 @@ def _host_functions(jaxpr: Any) -> Iterator[Any]:
 class _ByIdentity:
     """Key that holds an object, and equals the keys of this object alone."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -122,7 +127,7 @@ class _ByIdentity:
         return id(self.value)
 
 
-def cache_key(value: Any) -> Any:
+def cache_key(value: object) -> Hashable:
     """Return the key of a constant of a program: of numbers and words by what they are, of objects by identity."""
     if isinstance(value, MethodType):
         return _ByIdentity(value.__self__), _ByIdentity(value.__func__)
@@ -140,23 +145,23 @@ def _default_options() -> dict[str, Any]:
     return {} if has_less or jax.default_backend() != "cpu" else _CPU_OPTIONS
 
 
-def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
+def _compiled(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
     try:
         return lowered.compile(options)
     except jax.errors.JaxRuntimeError:  # another version of XLA has other options
         return lowered.compile()
 
 
-def is_traced(tree: Any) -> bool:
+def is_traced(tree: object) -> bool:
     """Whether JAX is tracing, or a leaf is of a trace."""
     return is_tracing() or _has_tracer(tree)
 
 
-def _has_tracer(tree: Any) -> bool:
+def _has_tracer(tree: object) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def split(tree: Any, array_types: Any = Array | np.ndarray) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+def split(tree: T, array_types: type | UnionType = Array | np.ndarray) -> tuple[list[Array], Callable[[list], T]]:
     """Split a tree into its arrays, and a function that puts arrays in their places; all else stays as it is."""
     leaves, structure = jax.tree.flatten(tree)
     indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, array_types)]
@@ -164,14 +169,14 @@ def split(tree: Any, array_types: Any = Array | np.ndarray) -> tuple[list[Any], 
     static = dict(enumerate(leaves))  # without the arrays, which a function that is kept would hold
     static.update(dict.fromkeys(indices))
 
-    def join(arrays: list[Any]) -> Any:
+    def join(arrays: list) -> T:
         filled = static | dict(zip(indices, arrays, strict=True))
         return jax.tree.unflatten(structure, filled.values())
 
     return arrays, join
 
 
-def run_with_arguments(fn: Callable, arguments: Any, *trees: Any, quick: bool = False) -> Any:
+def run_with_arguments(fn: Callable[..., T], arguments: object, *trees: object, quick: bool = False) -> T:
     """Run ``fn(arguments, *trees)`` compiled; arguments other than arrays are part of the program."""
     arrays, join = split(arguments)
     return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees, quick=quick)
@@ -187,7 +192,7 @@ def is_sequential() -> bool:
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
-def over_chains(fn: Callable[..., Any]) -> Callable[..., Any]:
+def over_chains(fn: Callable[..., T]) -> Callable[..., T]:
     """Map a function over the leading axis of all leaves of its arguments, as ``jax.vmap`` does."""
     if is_sequential():
         return lambda *chains: jax.lax.map(lambda chain: fn(*chain), chains)

@@ -258,7 +258,7 @@ def _left_out_squares(posterior: RandomFeatures, targets: np.ndarray) -> np.ndar
     return np.maximum(squares, 1e-10 * squares.mean())  # whose logarithm is taken
 
 
-def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
+def _check_fit(fit: object, inputs: np.ndarray, targets: np.ndarray) -> None:
     """Refuse scales of other networks or other data."""
     from numpyro_wide.nn._additive import AdditiveNetwork
 

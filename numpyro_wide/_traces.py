@@ -29,9 +29,9 @@ _SUBSTITUTED_TYPES = ("sample", "param", "mutable")
 def run_model(
     model: Callable,
     args: tuple = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     *,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     rng_key: Array | None = None,
     inside: tuple[Messenger, ...] = (),
     outside: AbstractContextManager | None = None,
@@ -54,7 +54,7 @@ def run_model(
 
 
 def abstract_sites(
-    model: Callable, args: tuple, kwargs: Mapping[str, Any], values: Mapping[str, Any] | None = None
+    model: Callable, args: tuple, kwargs: Mapping[str, object], values: Mapping[str, object] | None = None
 ) -> Sites:
     """Return the sites of a run without numbers."""
     sites: Sites = {}
@@ -70,7 +70,7 @@ def abstract_sites(
 def startable(model: Callable, rng_key: Array | None = None) -> Callable:
     """Return a model that runs where some priors have no draws: there NumPyro finds initial values."""
 
-    def initial_value(site: dict) -> Any:
+    def initial_value(site: dict) -> Array | None:
         # NumPyro warns of sites that have a value.
         return init_to_sample(site) if site["value"] is None else None
 
@@ -128,9 +128,9 @@ def log_prob_by_observation(site: dict) -> Array:
     return jnp.sum(log_prob, axis=tuple(range(1, log_prob.ndim)))
 
 
-def independent_factors(fn: Distribution) -> tuple[Distribution, Any]:
+def independent_factors(fn: Distribution) -> tuple[Distribution, bool | Array | None]:
     """Return the distribution of an event's independent entries, and its mask or None."""
-    mask: Any = True
+    mask: bool | Array = True
     while not fn.batch_shape and isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
         if isinstance(fn, MaskedDistribution):
             mask = jnp.logical_and(mask, fn._mask)
@@ -152,7 +152,7 @@ TOO_LARGE = 4.0  # of outputs against observations
 
 
 def prior_sizes(
-    rng_key: Array, model: Callable, args: tuple, kwargs: Mapping[str, Any]
+    rng_key: Array, model: Callable, args: tuple, kwargs: Mapping[str, object]
 ) -> dict[str, tuple[Array, Array]]:
     """Return the size of each observed site's mean under the prior, and of its observations: root mean squares.
 
@@ -195,7 +195,7 @@ def is_prior_large(site: dict) -> Array:
     return size >= TOO_LARGE**2 * observed.astype(size.dtype)
 
 
-def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]]) -> None:
+def warn_of_prior_sizes(sizes: Mapping[str, tuple[float | Array, float | Array]]) -> None:
     """Warn of a model whose outputs are a priori much larger than the observations."""
     for name, pair in sizes.items():
         prior, observed = map(float, pair)

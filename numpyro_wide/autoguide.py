@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
+from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous, AutoDelta
@@ -72,7 +72,7 @@ class AutoDropout(AutoDelta):
         self.rate, self.sites, self.learn_rate, self.temperature = rate, sites, learn_rate, temperature
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn, create_plates=create_plates)
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         super()._setup_prototype(*args, **kwargs)
         latent = {name: self.prototype_trace[name] for name in self._init_locs}
         suitable = [name for name, site in latent.items() if _has_rows(site)]
@@ -98,7 +98,7 @@ class AutoDropout(AutoDelta):
         temperature = self.temperature if self.learn_rate else None
         return BernoulliDropout(rows, rate, temperature=temperature).to_event(event_dim - 1)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[str, Array]:
         """Draw every site, given the model's arguments."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
@@ -113,7 +113,7 @@ class AutoDropout(AutoDelta):
         return result
 
     def sample_posterior(
-        self, rng_key: Array, params: dict, *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+        self, rng_key: Array, params: dict, *args: object, sample_shape: tuple[int, ...] = (), **kwargs: object
     ) -> dict[str, Array]:
         """Draw from the fitted guide, with leading axes ``sample_shape``."""
         draws = {}
@@ -174,7 +174,7 @@ class AutoDegenerateNormal(AutoContinuous):
         self.rank, self._init_scale = whole_number("rank", rank), init_scale
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         super()._setup_prototype(*args, **kwargs)
         if self.rank > self.latent_dim:
             raise ValueError(f"rank must be at most the number of weights, {self.latent_dim}, got {self.rank}.")
@@ -198,7 +198,7 @@ class AutoDegenerateNormal(AutoContinuous):
         """Return the sites at the mean, by name."""
         return self._unpack_and_constrain(params[f"{self.prefix}_loc"], params)
 
-    def quantiles(self, params: dict, quantiles: Any) -> dict[str, Array]:
+    def quantiles(self, params: dict, quantiles: ArrayLike | Sequence[float]) -> dict[str, Array]:
         """Return marginal quantiles by site, with a leading axis over ``quantiles``."""
         posterior = self.get_posterior(params)
         levels = jnp.asarray(quantiles)[..., None]

@@ -137,7 +137,7 @@ def real_array(name: str, values: ArrayLike) -> np.ndarray:
     return array
 
 
-def _flat(arrays: Mapping[str, Any], names: Iterable[str], num_leading: int = 1) -> np.ndarray:
+def _flat(arrays: Mapping[str, ArrayLike], names: Iterable[str], num_leading: int = 1) -> np.ndarray:
     """Join arrays by name as floats along one axis after the leading ones."""
     flat_arrays = [np.reshape(arrays[name], (*np.shape(arrays[name])[:num_leading], -1)) for name in names]
     return np.concatenate(flat_arrays, axis=-1, dtype=float)
@@ -330,7 +330,9 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
     return _rank_coverage(_rank(to_truth, to_draws, rng), simulations.num_draws)
 
 
-def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = True) -> float:
+def c2st(
+    rng_key: Array, draws: ArrayLike | Mapping, reference: ArrayLike | Mapping, *, progress_bar: bool = True
+) -> float:
     """Classify draws against reference draws: the accuracy, 0.5 where they cannot be told apart (a two-sample test).
 
     As the public benchmark sbibm scores: scikit-learn's multilayer perceptron with two layers of 10 d units, five-fold
@@ -376,7 +378,7 @@ def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = Tru
     return float(np.mean(accuracy))
 
 
-def _vectors(name: str, draws: Any) -> np.ndarray:
+def _vectors(name: str, draws: ArrayLike | Mapping) -> np.ndarray:
     """Return draws as floats (n, d), sites by their names."""
     arrays = draws if isinstance(draws, Mapping) else {"": draws}
     lengths = {np.shape(values)[:1] for values in arrays.values()}
@@ -413,13 +415,13 @@ def from_guide(
     rng_key: Array,
     model: Callable,
     guide: Callable,
-    params: dict[str, Any],
-    *model_args: Any,
+    params: Mapping[str, object],
+    *model_args: object,
     observed: str | Sequence[str],
     num_simulations: int = 500,
     num_draws: int = 99,
     batch_size: int = 50,
-    simulations: Mapping[str, Any] | None = None,
+    simulations: Mapping[str, Array | np.ndarray] | None = None,
 ) -> Simulations:
     """Draw from an amortised guide for data simulated from the model, or elsewhere.
 

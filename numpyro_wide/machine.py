@@ -1,7 +1,8 @@
 """Devices, CPU threads, and double precision."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     import threadpoolctl
 
 
-def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_chains: int = 1) -> Any:
+def shard_rows(
+    *arrays: ArrayLike, devices: Sequence[jax.Device] | None = None, num_chains: int = 1
+) -> jax.Array | list[jax.Array]:
     """Spread rows of inputs and targets over devices, for a model on all of them.
 
     Pass the arrays to ``MCMC`` as arguments, with ``jit_model_args=True``; for groups, with a multiple of
@@ -54,7 +57,7 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
     return sharded[0] if len(sharded) == 1 else sharded
 
 
-def chains_sharding(num_chains: int, *trees: Any) -> NamedSharding | None:
+def chains_sharding(num_chains: int, *trees: object) -> NamedSharding | None:
     """Return the sharding of chains over the groups of :func:`shard_rows`; None without groups."""
     shardings = [
         getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(trees) if not isinstance(leaf, jax.core.Tracer)
@@ -95,12 +98,12 @@ def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
     return threadpoolctl.threadpool_limits(limits=num_threads, user_api="blas")
 
 
-def double_precision() -> Any:
+def double_precision() -> AbstractContextManager[object]:
     """Return a context of JAX computations in float64."""
     return precision(True)
 
 
-def precision(is_double: bool) -> Any:
+def precision(is_double: bool) -> AbstractContextManager[object]:
     """Return a context of JAX computations in float64 or float32."""
     try:
         return jax.enable_x64(is_double)

@@ -7,7 +7,6 @@ The paper takes ``shift=1e-4`` for networks with outputs near zero; ``biject_to(
 import math
 from collections.abc import Callable
 from functools import partial, singledispatch
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +30,10 @@ __all__ = [
 ]
 
 
-_DOMAINS: dict[Callable[..., Any], constraints.Constraint] = {}
+_DOMAINS: dict[Callable[..., dist.Distribution], constraints.Constraint] = {}
 
 
-def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
+def domain(constructor: Callable[..., dist.Distribution]) -> constraints.Constraint:
     """Return the space of a family's natural parameters, as a NumPyro constraint on vectors, for ``biject_to``.
 
     Example:
@@ -72,14 +71,14 @@ def _family(
     size: int | None,
     space: constraints.Constraint,
     from_natural: Callable[..., dist.Distribution],
-    to_natural: Callable[[Any], Array],
+    to_natural: Callable[[dist.Distribution], Array],
     distribution: type,
     doc: str,
-) -> Callable[..., Any]:
+) -> Callable[..., dist.Distribution]:
     """Make the constructor of a family, and register its space and its inverse."""
 
     def constructor(
-        natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None, **bounds: Any
+        natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None, **bounds: object
     ) -> dist.Distribution:
         total = jnp.add(*jnp.broadcast_arrays(*as_floats(natural, shift)))
         if total.ndim == 0 or (size is not None and total.shape[-1] != size):
@@ -158,7 +157,7 @@ class _MultivariateNormalMap(ParameterFreeTransform):
         vector, precision = unpack_normal(y)
         return jnp.concatenate([vector, biject_to(constraints.positive_definite).inv(precision)], axis=-1)
 
-    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: object = None) -> Array:
         """Add to that of the map to Λ a factor ½ for each diagonal entry."""
         _, precision = unpack_normal(y)
         dim = precision.shape[-1]
@@ -177,7 +176,7 @@ class NaturalTruncatedNormal(dist.TwoSidedTruncatedDistribution):
     """Normal distribution on an interval, by quadrature: it holds far from its mean, and where it is nearly uniform."""
 
     @validate_sample
-    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+    def log_prob(self, value: ArrayLike, intermediates: object = None) -> Array:
         """Evaluate the log density of values in the interval."""
         value, mode, width, *form, begin, end = self._around_mode(value)
         return _log_form((value - mode) / width, *form) - jnp.log(_mass(begin, end, *form) * width)

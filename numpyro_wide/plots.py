@@ -340,7 +340,7 @@ def _panels(num: int, ax: "Sequence[Axes] | None") -> np.ndarray:
 _REFERENCE: dict[str, Any] = {"color": "0.2", "linewidth": 1, "linestyle": "--"}  # the line of an exact posterior
 
 
-def _axes_or_new(ax: Any) -> Any:
+def _axes_or_new(ax: "Axes | None") -> "Axes":
     if ax is not None:
         return ax
     from matplotlib import pyplot  # needs a display

@@ -114,11 +114,11 @@ def mean_kernel(
     rng_key: Array,
     model: Callable,
     features: str,
-    *model_args: Any,
+    *model_args: object,
     num_draws: int = 20,
     readout: str | None = None,
     samples: Mapping[str, ArrayLike] | None = None,
-    **model_kwargs: Any,
+    **model_kwargs: object,
 ) -> np.ndarray:
     r"""Average $\Psi \Psi^\top$ over prior draws, an estimate of the wide limit's kernel for :func:`fitted_surrogate`.
 
@@ -158,7 +158,7 @@ def mean_kernel(
         count = len(rows)
     arrays, rebuild = split((model_args, model_kwargs))
 
-    def features_of_draw(key: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
+    def features_of_draw(key: Array, values: dict[str, Array], arrays: list[Array]) -> Array:
         args, kwargs = rebuild(arrays)
         return _scaled_features(run_model(model, args, kwargs, values=values, rng_key=key), features, readout)
 

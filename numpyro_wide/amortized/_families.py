@@ -14,6 +14,7 @@ from jax import Array, random
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
+from numpyro.distributions.constraints import Constraint
 
 
 class ConditionalNormals(dist.Distribution):
@@ -30,7 +31,7 @@ class ConditionalNormals(dist.Distribution):
         """Evaluate the log density of values (..., d) under each component, (..., k)."""
         return _component_log_probs(value.astype(self.shift.dtype), self.shift, self.factor)
 
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: Array, intermediates: object = None) -> Array:
         """Evaluate the log density of values (..., d)."""
         by_component = self.component_log_probs(value)
         weights = jax.nn.log_softmax(self.logits)
@@ -88,16 +89,16 @@ def _split_outputs(outputs: Array, dim: int) -> tuple[Array, Array, Array, Array
 class JointPart(dist.Distribution):
     """One site's part of a joint draw; the last site has the density of all, a function of its value."""
 
-    def __init__(self, drawn: Array, joint_log_prob: Callable | None, support: Any = constraints.real_vector):
+    def __init__(self, drawn: Array, joint_log_prob: Callable | None, support: Constraint = constraints.real_vector):
         self.drawn, self.joint_log_prob, self._support = drawn, joint_log_prob, support  # None unless it is the last
         super().__init__((), drawn.shape, validate_args=False)
 
     @property
-    def support(self) -> Any:
+    def support(self) -> Constraint:
         """The site's support."""
         return self._support
 
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: Array, intermediates: object = None) -> Array:
         """Evaluate the log density of one value, with that of the sites before if it is the last."""
         return jnp.zeros(()) if self.joint_log_prob is None else self.joint_log_prob(value)
 

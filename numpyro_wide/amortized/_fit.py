@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_key, check_one_of, progress, whole_number
 from numpyro_wide._compile import run_program
@@ -21,6 +22,7 @@ from numpyro_wide._traces import abstract_sites, run_model
 from numpyro_wide.amortized._guide import FAMILIES, AutoAmortized
 from numpyro_wide.amortized._joined import JoinedGuides
 from numpyro_wide.amortized._simulation import (
+    Arrays,
     Draws,
     bound,
     check_simulator,
@@ -31,6 +33,9 @@ from numpyro_wide.amortized._simulation import (
 )
 from numpyro_wide.amortized._trainer import AmortizedForwardKL, AmortizedRunResult
 from numpyro_wide.amortized._training_data import call_simulator, check_simulations
+
+if TYPE_CHECKING:
+    from flax.linen import Module
 
 _BATCH_SIZE = 128
 _LEARNING_RATE = 2e-3
@@ -89,17 +94,17 @@ class AmortizedFit(NamedTuple):
     guide: AutoAmortized
     params: dict[str, Any]
     report: Report
-    held_out: Draws
+    held_out: Arrays
     args: tuple
 
-    def sample(self, rng_key: Array, observed_values: Mapping[str, Any], num_samples: int = 1000) -> Draws:
+    def sample(self, rng_key: Array, observed_values: Mapping[str, ArrayLike], num_samples: int = 1000) -> Draws:
         """Draw the latents given one data set, {site: (num_samples, ...)}; compiled once for all data sets."""
         check_key("rng_key", rng_key, "(rng_key, observed_values)")
         for name, value in observed_values.items():  # of which the program does not know the numbers
             check_finite(f"observed_values[{name!r}]", value)
         guide = bound(self.guide.model, self.guide, self.args, {})[1]
 
-        def draw(params: dict[str, Any], values: Draws, keys: Array) -> Draws:
+        def draw(params: dict[str, object], values: Draws, keys: Array) -> Draws:
             return jax.vmap(lambda key: draw_from_guide(guide, key, params, values)[0])(keys)
 
         values = {name: jnp.asarray(value) for name, value in observed_values.items()}
@@ -110,14 +115,14 @@ class AmortizedFit(NamedTuple):
 def fit(
     rng_key: Array,
     model: Callable | Mapping[str, dist.Distribution],
-    *args: Any,
+    *args: object,
     observed: str | Sequence[str],
-    simulations: Mapping[str, Any] | None = None,
+    simulations: Arrays | None = None,
     simulator: Callable | None = None,
     num_simulations: int = 10_000,
     family: str = "auto",
     sites: Sequence[str] | None = None,
-    encoder: Any = None,
+    encoder: "Module | None" = None,
     emulate: bool = False,
     num_steps: int | str = "auto",
     seconds: float | None = None,
@@ -229,7 +234,7 @@ def _sample_prior(distributions: Mapping[str, dist.Distribution]) -> None:
 
 def _simulations(
     rng_key: Array, model: Callable, args: tuple, observed: tuple[str, ...], simulator: Callable | None, num_draws: int
-) -> dict[str, Any]:
+) -> dict[str, np.ndarray]:
     """Simulate by the model, or its prior and a simulator in Python."""
     num_draws = whole_number("num_simulations", num_draws, _FEWEST)
     sites = abstract_sites(model, args, {})
@@ -274,7 +279,7 @@ def _plan(num_steps: int | str, num_simulations: int, num_settings: int) -> tupl
     return interval, interval * least
 
 
-def _encoder(width: int) -> Any:
+def _encoder(width: int) -> "Module":
     from numpyro_wide.nn import ResidualEncoder  # flax is loaded when it is needed
 
     return ResidualEncoder(width)
@@ -297,7 +302,7 @@ def _trainer(guide: AutoAmortized, interval: int, batch_size: int) -> AmortizedF
     return AmortizedForwardKL(guide.model, guide, optimiser, observed=guide.observed, batch_size=batch_size)
 
 
-def _are_decayed(params: dict[str, Any]) -> dict[str, Any]:
+def _are_decayed(params: dict[str, object]) -> dict[str, object]:
     """Return which weights decay: hidden layers' matrices, not biases nor what is linear in features."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf.ndim > 1 and "head" not in jax.tree_util.keystr(path), params
@@ -336,12 +341,12 @@ def _race(
 
 
 def _joined(
-    guide: AutoAmortized, members: list[dict[str, Any]], held_out: Draws, args: tuple
+    guide: AutoAmortized, members: list[dict[str, object]], held_out: Arrays, args: tuple
 ) -> tuple[AutoAmortized, dict[str, Any], str, float]:
     """Return the best of one guide, the mixture of all and their mean, with its held-out loss."""
     import optax  # loaded late
 
-    def scores_of(guide: AutoAmortized, members: list[dict[str, Any]]) -> Array:
+    def scores_of(guide: AutoAmortized, members: list[dict[str, object]]) -> Array:
         scorer = AmortizedForwardKL(guide.model, guide, optax.sgd(1.0), observed=guide.observed)
         score = jax.jit(lambda params, held_out: scorer.guide_log_prob(params, held_out, *args))
         return jnp.stack([score(params, held_out) for params in members])
@@ -359,8 +364,8 @@ def _joined(
 
 
 def _with_emulated(
-    rng_key: Array, guide: AutoAmortized, args: tuple, simulations: Draws, held_out: int, num_steps: int | str
-) -> dict[str, Any]:
+    rng_key: Array, guide: AutoAmortized, args: tuple, simulations: Arrays, held_out: int, num_steps: int | str
+) -> dict[str, Array | np.ndarray]:
     """Put simulations by a network in front: a guide for the data given the latents, trained on the simulations."""
     fit_key, draw_key, noise_key = random.split(rng_key, 3)
     latents = guide.latents(run_model(guide.model, args))

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
+from jax.typing import ArrayLike
 from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import AffineTransform, ReshapeTransform, Transform
 from numpyro.primitives import mutable
@@ -25,6 +27,7 @@ from numpyro_wide.amortized._families import (
     regressions,
 )
 from numpyro_wide.amortized._simulation import (
+    Arrays,
     Draws,
     bound,
     check_data_set,
@@ -37,6 +40,10 @@ from numpyro_wide.amortized._simulation import (
 from numpyro_wide.amortized._training_data import finite
 from numpyro_wide.natural import NaturalTruncatedNormal
 
+if TYPE_CHECKING:
+    from flax.linen import Module
+
+A = TypeVar("A", Array, np.ndarray)
 FAMILIES = ("normal", "independent", "mixture", "flow")
 _FACTORS = {"precision": regressions, "covariance": covariance_factors}
 # Simulations that the constants of standardisation are computed from.
@@ -114,7 +121,7 @@ class AutoAmortized:
         *,
         observed: str | Sequence[str],
         family: str = "normal",
-        encoder: Any = None,
+        encoder: "Module | None" = None,
         pool: str | None = None,
         sites: Sequence[str] | None = None,
         num_components: int = 8,
@@ -134,7 +141,7 @@ class AutoAmortized:
         self.sites = None if sites is None else site_names(sites, "sites")
         self.num_components = whole_number("num_components", num_components) if family == "mixture" else 1
 
-    def __call__(self, observed_values: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
+    def __call__(self, observed_values: Mapping[str, ArrayLike], *args: object, **kwargs: object) -> dict[str, Array]:
         """Draw the latents given one data set; the arguments are those of the model."""
         refuse_missing("the guide's first argument", self.observed, observed_values)
         sites = run_model(self.model, args, kwargs)
@@ -149,7 +156,7 @@ class AutoAmortized:
         sample = self._sample_flow if self.family == "flow" else self._sample_normals
         return sample(latents, features)
 
-    def standardisation(self, simulations: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def standardisation(self, simulations: Arrays, *args: object, **kwargs: object) -> dict[str, object]:
         """Compute the constants from simulations of latents and observed sites, {site: (n, ...)}.
 
         They are a value of the guide's mutable site; other arguments are those of the model.
@@ -165,7 +172,7 @@ class AutoAmortized:
         refuse_missing("simulations", latents, simulations, "latent site", remedy)
         return self._standardisation(simulations, latents)
 
-    def _standardisation(self, simulations: Mapping[str, Any], latents: dict[str, "_Latent"]) -> dict[str, Any]:
+    def _standardisation(self, simulations: Arrays, latents: dict[str, "_Latent"]) -> dict[str, object]:
         """Compute the constants, of the coordinates of the latents."""
         constants: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
@@ -187,11 +194,11 @@ class AutoAmortized:
         self,
         rng_key: Array,
         params: Mapping[str, Any],
-        observed_values: Mapping[str, Any],
-        *args: Any,
+        observed_values: Mapping[str, ArrayLike],
+        *args: object,
         num_simulations: int = 2000,
-        simulations: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        simulations: Arrays | None = None,
+        **kwargs: object,
     ) -> Typicality:
         """Measure how far an observation lies from the simulations that the guide was trained on.
 
@@ -232,7 +239,7 @@ class AutoAmortized:
         p_value = (1 + np.sum(distances[1:] >= distances[0])) / len(distances)
         return Typicality(float(distances[0]), float(p_value))
 
-    def features(self, observed_values: Mapping[str, Any], constants: dict[str, Any]) -> Array:
+    def features(self, observed_values: Mapping[str, ArrayLike], constants: dict[str, Any]) -> Array:
         """Compute the encoder's features (k,) of one data set, inside a model."""
         inputs = {
             name: _standardised(jnp.asarray(observed_values[name], float), constants["observed"][name])
@@ -267,7 +274,7 @@ class AutoAmortized:
 
     def _constants(self, args: tuple, kwargs: dict) -> dict[str, Any]:
         name = f"{self.prefix}_constants"
-        constants: Any = mutable(name)
+        constants = mutable(name)
         if constants is None:
             # Also where the guide is first traced: bounds of latents are numbers here.
             with jax.ensure_compile_time_eval():
@@ -303,7 +310,7 @@ class AutoAmortized:
             )
         return latents, draws
 
-    def _encode(self, name: str, module: Any, inputs: Array) -> Array:
+    def _encode(self, name: str, module: "Module | None", inputs: Array) -> Array:
         """Apply a network to inputs (n, ...); features (n, k)."""
         if module is None:
             from numpyro_wide.nn import ResidualEncoder  # flax is loaded when it is needed
@@ -386,7 +393,7 @@ class _Latent(NamedTuple):
 
     transform: Transform  # of unconstrained values
     shape: tuple[int, ...]  # unconstrained
-    bounds: tuple[Any, ...]  # of an interval
+    bounds: tuple[Array, ...]  # of an interval
     loc: Any = None  # moments of unconstrained vectors, where they are known
     scale: Any = None
 
@@ -454,9 +461,9 @@ def _fourth_moment(values: np.ndarray) -> np.ndarray:
     return np.mean(((values - loc) / scale) ** 4, axis=0)
 
 
-def _signed_log(values: Any, unit: Any) -> Any:
+def _signed_log(values: A, unit: A) -> A:
     """Take columns with a unit to their signed logarithm."""
-    numpy: Any = np if isinstance(values, np.ndarray) else jnp
+    numpy: ModuleType = np if isinstance(values, np.ndarray) else jnp
     # log(1 + |x|/c), whose ratio may overflow.
     size, unit_size = (numpy.where(array == 0, 1.0, numpy.abs(array)) for array in (values, unit))
     logarithm = numpy.sign(values) * numpy.logaddexp(0.0, numpy.log(size) - numpy.log(unit_size))

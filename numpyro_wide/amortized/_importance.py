@@ -1,12 +1,13 @@
 """Importance sampling of a posterior with the trained guide as proposal."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
+from jax.typing import ArrayLike
 from numpyro.infer.util import log_density as model_log_density
 
 from numpyro_wide._arviz import pareto_smoothed
@@ -51,10 +52,10 @@ def importance_sample(
     num_samples: int,
     model: Callable,
     guide: Callable,
-    params: Mapping[str, Any],
-    observed_values: Mapping[str, Any],
-    *model_args: Any,
-    **model_kwargs: Any,
+    params: Mapping[str, object],
+    observed_values: Mapping[str, ArrayLike],
+    *model_args: object,
+    **model_kwargs: object,
 ) -> ImportanceSample:
     """Draw from a guide given one observation, and weigh the draws to the posterior (Vehtari et al. 2024).
 
@@ -103,8 +104,8 @@ def importance_sample(
         return draws, log_joint - log_q
 
     keys = random.split(rng_key, num_samples)
-    samples, log_ratios = run_program(lambda keys: map_draws(single, keys, _BATCH_SIZE), keys)
-    log_ratios = np.asarray(log_ratios, dtype=np.float64)
+    samples, ratios = run_program(lambda keys: map_draws(single, keys, _BATCH_SIZE), keys)
+    log_ratios = np.asarray(ratios, dtype=np.float64)
     if not np.isfinite(log_ratios).any():
         raise FloatingPointError(
             "no draw of the guide has a positive finite weight: compare the observed values with simulated ones."

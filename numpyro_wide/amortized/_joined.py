@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpyro
 from jax import Array, random
 from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
 from numpyro.handlers import block, substitute
 
 from numpyro_wide._traces import sample_sites
@@ -27,7 +28,7 @@ class JoinedGuides(AutoAmortized):
         vars(self).update(vars(member))
         self.member, self.is_mean = member, is_mean
 
-    def join(self, members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def join(self, members: Sequence[Mapping[str, object]]) -> dict[str, object]:
         """Join the params of guides that have the same constants."""
         name = f"{self.prefix}_constants"
         trained = [{key: value for key, value in params.items() if key != name} for params in members]
@@ -36,7 +37,7 @@ class JoinedGuides(AutoAmortized):
             name: members[0][name],
         }
 
-    def __call__(self, observed_values: Mapping[str, Any], *args: Any, **kwargs: Any) -> Draws:
+    def __call__(self, observed_values: Mapping[str, ArrayLike], *args: object, **kwargs: object) -> Draws:
         """Draw the latents given one data set; the arguments are those of the model."""
         if self.is_mean:
             return super().__call__(observed_values, *args, **kwargs)
@@ -47,7 +48,7 @@ class JoinedGuides(AutoAmortized):
             return self.member(values, *args, **kwargs)
 
         def log_prob(previous: Draws, name: str, value: Array) -> Array:
-            def single(params: dict[str, Any]) -> Array:
+            def single(params: dict[str, object]) -> Array:
                 latents = {**previous, name: value}
                 return log_density(run_guide(guide, draw_key, params | constants, observed_values, latents))
 
@@ -63,10 +64,10 @@ class JoinedGuides(AutoAmortized):
             values[name] = numpyro.sample(name, JointPart(site["value"], density, site["fn"].support))
         return values
 
-    def features(self, observed_values: Mapping[str, Any], constants: dict[str, Any]) -> Array:
+    def features(self, observed_values: Mapping[str, ArrayLike], constants: dict[str, Any]) -> Array:
         """Compute the features of all members, one after another."""
 
-        def single(params: dict[str, Any]) -> Array:
+        def single(params: dict[str, object]) -> Array:
             with block(), substitute(data=params):
                 return self.member.features(observed_values, constants)
 

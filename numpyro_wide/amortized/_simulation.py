@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import check_finite, check_names_known, kind_of, listing
 from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sites, values_of_type
 
+Arrays = Mapping[str, Array | np.ndarray]
 Draws = dict[str, Array]
 
 
@@ -24,8 +27,8 @@ def site_names(value: str | Sequence[str], role: str = "observed") -> tuple[str,
 
 
 def bound(
-    model: Callable, guide: Callable, args: tuple, kwargs: Mapping[str, Any]
-) -> tuple[Callable[[], Any], Callable[[Draws], Any]]:
+    model: Callable, guide: Callable, args: tuple, kwargs: Mapping[str, object]
+) -> tuple[Callable[[], object], Callable[[Draws], Draws]]:
     """Return model and guide with their arguments, but for the guide's first."""
     return partial(model, *args, **kwargs), lambda observed_values: guide(observed_values, *args, **kwargs)
 
@@ -43,8 +46,8 @@ def simulate(model: Callable, rng_key: Array, observed: tuple[str, ...]) -> Draw
 def run_guide(
     guide: Callable,
     rng_key: Array,
-    params: Mapping[str, Any],
-    observed_values: Mapping[str, Any],
+    params: Mapping[str, object],
+    observed_values: Mapping[str, ArrayLike],
     latents: Draws | None = None,
 ) -> Sites:
     """Run the guide for one data set, its latents given or drawn."""
@@ -54,7 +57,7 @@ def run_guide(
 
 
 def draw_from_guide(
-    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws
+    guide: Callable, rng_key: Array, params: Mapping[str, object], observed_values: Draws
 ) -> tuple[Draws, Array]:
     """Draw the guide's latents, with their log density."""
     sites = run_guide(guide, rng_key, params, observed_values)
@@ -91,7 +94,7 @@ def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
     _check_plates_and_scales("model", sites)
 
 
-def check_data_set(values: Mapping[str, Any], examples: Mapping[str, Any]) -> None:
+def check_data_set(values: Mapping[str, ArrayLike], examples: Mapping[str, ArrayLike]) -> None:
     """Refuse what is not finite in one data set, and other shapes than a simulated one's, with which all broadcast."""
     for name, example in examples.items():
         check_finite(f"observed_values[{name!r}]", values[name])
@@ -145,7 +148,7 @@ def _check_plates_and_scales(where: str, sites: Sites) -> None:
 
 
 def check_params(
-    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Mapping[str, Any]
+    guide: Callable, rng_key: Array, params: Mapping[str, object], observed_values: Mapping[str, ArrayLike]
 ) -> Sites:
     """Run the guide once, and refuse parameters that lack a site."""
     kind, remedy = "param and mutable sites of the guide", "Pass a trainer's run(...).params or get_params(state)."
@@ -168,9 +171,9 @@ class Recorder(Messenger):
 
     def __init__(self, fn: Callable):
         super().__init__(fn)
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
 
-    def postprocess_message(self, msg: Any) -> None:
+    def postprocess_message(self, msg: dict) -> None:
         if msg["type"] in ("param", "mutable"):
             self.values[msg["name"]] = jax.tree.map(lambda leaf: leaf, msg["value"])
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.handlers import substitute
 from numpyro.infer import SVI
@@ -22,6 +23,7 @@ from numpyro_wide._compile import cache_key, run_program, split
 from numpyro_wide._traces import abstract_sites, run_model, values_of_type
 from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
 from numpyro_wide.amortized._simulation import (
+    Arrays,
     Draws,
     Recorder,
     bound,
@@ -73,8 +75,8 @@ class AmortizedState(NamedTuple):
         held_out: losses on held-out simulations, or None.
     """
 
-    optim_state: Any
-    mutable_state: dict[str, Any] | None
+    optim_state: tuple
+    mutable_state: dict[str, object] | None
     rng_key: Array
     step: Array
     num_skipped: Array
@@ -131,7 +133,7 @@ class AmortizedForwardKL:
     """
 
     def __init__(
-        self, model: Callable, guide: Callable, optim: Any, *, observed: str | Sequence[str], batch_size: int = 16
+        self, model: Callable, guide: Callable, optim: object, *, observed: str | Sequence[str], batch_size: int = 16
     ):
         if isinstance(optim, Minimize):
             raise TypeError("Minimize needs a loss that is not random; pass optim.Adam.")
@@ -139,16 +141,16 @@ class AmortizedForwardKL:
         self.batch_size = whole_number("batch_size", batch_size)
         self.optim = SVI(model, guide, optim, None).optim  # one of numpyro.optim
         self._latents: tuple[str, ...] = ()  # of the guide
-        self._supports: dict[str, Any] | None = None  # of param sites, from init on
-        self._programs: dict[Any, tuple[Callable, Callable]] = {}
+        self._supports: dict[str, constraints.Constraint] | None = None  # of param sites, from init on
+        self._programs: dict[Hashable, tuple[Callable, Callable]] = {}
 
     def init(
         self,
         rng_key: Array,
-        *args: Any,
-        init_params: Mapping[str, Any] | None = None,
-        simulations: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        *args: object,
+        init_params: Mapping[str, object] | None = None,
+        simulations: Arrays | None = None,
+        **kwargs: object,
     ) -> AmortizedState:
         """Make the state before the first step; arguments as of :meth:`run`."""
         check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
@@ -161,7 +163,7 @@ class AmortizedForwardKL:
             init_params = {**self.guide.standardisation(stored, *args, **kwargs), **(init_params or {})}
         latents: list[str] = []
 
-        def single(rng_key: Array, observed_values: Draws) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        def single(rng_key: Array, observed_values: Draws) -> tuple[dict[str, object], dict[str, object], dict]:
             recorder = Recorder(guide)
             sites = run_guide(recorder, rng_key, init_params or {}, observed_values)
             check_guide(sites, model_sites, self.observed)
@@ -173,7 +175,7 @@ class AmortizedForwardKL:
             recorded = {name: value for name, value in recorder.values.items() if value is not None}
             return params, {name: value for name, value in recorded.items() if name not in params}, supports
 
-        def start(rng_key: Array, data: Draws) -> tuple[Array, Any, dict[str, Any] | None, dict[str, Any]]:
+        def start(rng_key: Array, data: Draws) -> tuple[Array, tuple, dict[str, object] | None, dict]:
             model_key, guide_key, run_key = random.split(rng_key, 3)
             draws = data or simulate(model, model_key, self.observed)
             # A batch of one: guides may use the axis. Constraints that hold arrays are results, as the arrays are.
@@ -198,15 +200,15 @@ class AmortizedForwardKL:
         """Return the values of the guide's param sites, constrained, and of its mutable sites."""
         return self._constrained(self.optim.get_params(state.optim_state), state.mutable_state)
 
-    def update(self, state: AmortizedState, *args: Any, **kwargs: Any) -> tuple[AmortizedState, Array]:
+    def update(self, state: AmortizedState, *args: object, **kwargs: object) -> tuple[AmortizedState, Array]:
         """Take one step on fresh simulations; return the new state, and the loss before the step."""
         return self._initialised(state, args, kwargs)._step(state, stable=False)
 
-    def stable_update(self, state: AmortizedState, *args: Any, **kwargs: Any) -> tuple[AmortizedState, Array]:
+    def stable_update(self, state: AmortizedState, *args: object, **kwargs: object) -> tuple[AmortizedState, Array]:
         """Take one step as :meth:`update` does, but skip it where the loss or its gradient is not finite."""
         return self._initialised(state, args, kwargs)._step(state, stable=True)
 
-    def evaluate(self, state: AmortizedState, *args: Any, **kwargs: Any) -> Array:
+    def evaluate(self, state: AmortizedState, *args: object, **kwargs: object) -> Array:
         """Evaluate the loss of the next :meth:`update`, averaged over the batch: a scalar."""
         trainer = self._initialised(state, args, kwargs)
         batch = trainer._batch(state.rng_key, state.step)
@@ -216,16 +218,16 @@ class AmortizedForwardKL:
         self,
         rng_key: Array,
         num_steps: int,
-        *args: Any,
+        *args: object,
         progress_bar: bool = True,
         stable_update: bool = True,
         init_state: AmortizedState | None = None,
-        init_params: Mapping[str, Any] | None = None,
+        init_params: Mapping[str, object] | None = None,
         held_out: int = 0,
         evaluate_every: int | None = None,
         patience: int | None = None,
-        simulations: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        simulations: Arrays | None = None,
+        **kwargs: object,
     ) -> AmortizedRunResult:
         """Train, in compiled loops; runs that continue each other equal one longer run, bit for bit.
 
@@ -308,16 +310,18 @@ class AmortizedForwardKL:
             )
         return AmortizedRunResult(params, state, losses)
 
-    def simulate(self, rng_key: Array, num_samples: int, *args: Any, **kwargs: Any) -> Draws:
+    def simulate(self, rng_key: Array, num_samples: int, *args: object, **kwargs: object) -> Draws:
         """Simulate all sample and observed sites, with a leading axis (num_samples,)."""
         return self._bound(args, kwargs)._simulate(random.split(rng_key, whole_number("num_samples", num_samples)))
 
-    def held_out_simulations(self, state: AmortizedState, num_simulations: int, *args: Any, **kwargs: Any) -> Draws:
+    def held_out_simulations(
+        self, state: AmortizedState, num_simulations: int, *args: object, **kwargs: object
+    ) -> Draws:
         """Simulate the held-out data of :meth:`run`, with a leading axis (num_simulations,)."""
         num_simulations = whole_number("num_simulations", num_simulations)
         return self._bound(args, kwargs)._held_out(state.rng_key, num_simulations)[0]
 
-    def guide_log_prob(self, params: Mapping[str, Any], draws: Draws, *args: Any, **kwargs: Any) -> Array:
+    def guide_log_prob(self, params: Mapping[str, object], draws: Draws, *args: object, **kwargs: object) -> Array:
         """Score simulations as of :meth:`simulate`, (num_samples,), by values of the guide's param and mutable sites.
 
         Minus their mean is the loss of McNamara 2025, Figure 1.
@@ -335,10 +339,10 @@ class AmortizedForwardKL:
         self,
         rng_key: Array,
         num_samples: int,
-        params: Mapping[str, Any],
+        params: Mapping[str, object],
         observed_values: Draws,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> ImportanceSample:
         """Weigh draws of the guide, by :func:`numpyro_wide.amortized.importance_sample` of the trainer's model."""
         refuse_missing("observed_values", self.observed, observed_values)
@@ -348,12 +352,12 @@ class AmortizedForwardKL:
         self,
         rng_key: Array,
         num_samples: int,
-        params: Mapping[str, Any],
-        observed_values: Mapping[str, Any],
-        *args: Any,
+        params: Mapping[str, object],
+        observed_values: Mapping[str, ArrayLike],
+        *args: object,
         simulator: Callable | None = None,
-        **kwargs: Any,
-    ) -> Draws:
+        **kwargs: object,
+    ) -> dict[str, Array | np.ndarray]:
         """Draw latents from the guide given one data set, and simulate new data from them.
 
         Values of all sample and observed sites have a leading axis (num_samples,); arguments as of
@@ -382,14 +386,14 @@ class AmortizedForwardKL:
         return trainer
 
     def _initialised(
-        self, state: AmortizedState, args: tuple, kwargs: dict, simulations: Draws | None = None
+        self, state: AmortizedState, args: tuple, kwargs: dict, simulations: Arrays | None = None
     ) -> "AmortizedForwardKL":
         """Return the bound trainer; run the guide once if another trainer has made the state."""
         if self._supports is None:
             self.init(state.rng_key, *args, simulations=simulations, **kwargs)
         return self._bound(args, kwargs)
 
-    def _constrained(self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None) -> dict[str, Any]:
+    def _constrained(self, unconstrained: Mapping[str, object], mutable: dict[str, object] | None) -> dict[str, Any]:
         if self._supports is None:
             raise ValueError("the guide's parameters are not known yet; call init or run first.")
         supports = self._supports
@@ -416,12 +420,12 @@ class AmortizedForwardKL:
         keys = random.split(random.fold_in(rng_key, 2**32 - 1), (num_simulations, 2))
         return self._simulate(keys[:, 0]), keys[:, 1]
 
-    def _log_prob(self, params: Mapping[str, Any], draws: Draws, keys: Array) -> tuple[Array, dict[str, Any]]:
+    def _log_prob(self, params: Mapping[str, object], draws: Draws, keys: Array) -> tuple[Array, dict[str, object]]:
         """Return the guide's log densities, (n,), and its mutable state."""
         observed_values = {name: draws[name] for name in self.observed}
         latents = {name: value for name, value in draws.items() if name not in self.observed}
 
-        def single(latents: Draws, observed_values: Draws, key: Array) -> tuple[Array, dict[str, Any]]:
+        def single(latents: Draws, observed_values: Draws, key: Array) -> tuple[Array, dict[str, object]]:
             sites = run_guide(self.guide, key, params, observed_values, latents)
             return log_density(sites), values_of_type(sites, "mutable")
 
@@ -429,8 +433,8 @@ class AmortizedForwardKL:
         return log_q, jax.tree.map(_merge, mutable)
 
     def _loss(
-        self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None, batch: tuple
-    ) -> tuple[Array, dict[str, Any] | None]:
+        self, unconstrained: Mapping[str, object], mutable: dict[str, object] | None, batch: tuple
+    ) -> tuple[Array, dict[str, object] | None]:
         """Return the loss of a batch, and the guide's mutable state."""
         draws, keys = batch
         log_q, mutable = self._log_prob(self._constrained(unconstrained, mutable), draws, keys)
@@ -476,7 +480,7 @@ class AmortizedForwardKL:
             self._programs[key] = _program(train), _program(held_out_loss)
         return *self._programs[key], arrays
 
-    def _blocks(self, key: Array, stored: Draws | None) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple]]:
+    def _blocks(self, key: Array, stored: Draws | None) -> tuple[int, Callable[[Array], tuple], Callable]:
         """Return the length of blocks of steps, the function that draws one, and the map of an entry to a batch."""
         if stored is not None:
             return epochs(key, self._guide_sites(stored), self.batch_size)
@@ -532,7 +536,7 @@ def _program(fn: Callable) -> Callable:
     return lambda *args, **options: run_program(with_options(**options), *args)
 
 
-def _are_equal(left: Any, right: Any) -> bool:
+def _are_equal(left: object, right: object) -> bool:
     # Constraints that hold arrays of a program are not equal by their own rule.
     left_leaves, right_leaves = jax.tree.leaves(left), jax.tree.leaves(right)
     structure: Any = jax.tree.structure(left)
@@ -540,7 +544,7 @@ def _are_equal(left: Any, right: Any) -> bool:
     return is_same and all(map(np.array_equal, left_leaves, right_leaves))
 
 
-def _strongly_typed(leaf: Any) -> Array:
+def _strongly_typed(leaf: ArrayLike) -> Array:
     # Weak types would be compiled again after the first step.
     return lax.convert_element_type(leaf, jnp.result_type(leaf))
 

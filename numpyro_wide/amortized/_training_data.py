@@ -2,20 +2,20 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from numpyro.distributions import biject_to
+from numpyro.distributions.constraints import Constraint
 
 from numpyro_wide._checks import late_progress, num_draws_of
 from numpyro_wide._traces import Sites
-from numpyro_wide.amortized._simulation import Draws, refuse_missing
+from numpyro_wide.amortized._simulation import Arrays, Draws, refuse_missing
 
 
-def check_simulations(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
+def check_simulations(simulations: Arrays, model_sites: Sites, observed: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Check simulations {site: (n, ...)}, and return in NumPy's arrays those that are finite, latents unconstrained."""
     refuse_missing("simulations", observed, simulations, "observed site")
     total = num_draws_of("simulations", simulations)
@@ -35,7 +35,7 @@ def check_simulations(simulations: Any, model_sites: Sites, observed: tuple[str,
     return _rows_of(finite_draws, is_kept)
 
 
-def finite(simulations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+def finite(simulations: Arrays) -> tuple[dict[str, np.ndarray], int]:
     """Return the simulations that are finite, and the number of the others."""
     with np.errstate(over="ignore"):  # too large for single precision is infinite
         arrays = {name: np.asarray(jnp.asarray(values)) for name, values in simulations.items()}
@@ -43,14 +43,14 @@ def finite(simulations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     return _rows_of(arrays, is_finite), int(np.sum(~is_finite))
 
 
-def _rows_of(arrays: dict[str, Any], is_kept: np.ndarray) -> dict[str, Any]:
+def _rows_of(arrays: dict[str, np.ndarray], is_kept: np.ndarray) -> dict[str, np.ndarray]:
     """Return some simulations, two at least."""
     if is_kept.sum() < 2:
         raise ValueError("fewer than two of the simulations are finite; look at the simulator.")
     return {name: values[is_kept] for name, values in arrays.items()}
 
 
-def call_simulator(simulator: Callable, latents: Mapping[str, Any], observed: tuple[str, ...]) -> dict[str, Any]:
+def call_simulator(simulator: Callable, latents: Arrays, observed: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Call a simulator in Python for each draw of the latents, {site: (n, ...)}; return its data, {site: (n, ...)}."""
     arrays = {name: np.asarray(values) for name, values in latents.items()}
     results = []
@@ -79,7 +79,7 @@ def _are_inside(name: str, values: np.ndarray, site: dict, is_latent: bool) -> n
     return is_inside
 
 
-def _have_infinite_coordinates(values: np.ndarray, support: Any) -> np.ndarray:
+def _have_infinite_coordinates(values: np.ndarray, support: Constraint) -> np.ndarray:
     """Whether unconstrained coordinates of values (n, ...) are infinite, as at ends of intervals, (n,)."""
     try:
         coordinates = jax.jit(jax.vmap(biject_to(support).inv))(values)
@@ -88,7 +88,7 @@ def _have_infinite_coordinates(values: np.ndarray, support: Any) -> np.ndarray:
     return np.isinf(coordinates).reshape(len(values), -1).any(axis=1)
 
 
-def split_held_out(simulations: Draws, held_out: int, batch_size: int) -> tuple[Draws, Draws]:
+def split_held_out(simulations: Mapping[str, np.ndarray], held_out: int, batch_size: int) -> tuple[Draws, Draws]:
     """Split off the last simulations as held out."""
     num_training = len(next(iter(simulations.values()))) - held_out
     if num_training < batch_size:
@@ -102,7 +102,7 @@ def split_held_out(simulations: Draws, held_out: int, batch_size: int) -> tuple[
 
 def epochs(
     rng_key: Array, simulations: Draws, batch_size: int
-) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple[Draws, Array]]]:
+) -> tuple[int, Callable[[Array], tuple], Callable[[tuple], tuple[Draws, Array]]]:
     """Return an epoch's number of steps, the map of its first step to its entries, and that of an entry to a batch."""
     num_simulations = len(next(iter(simulations.values())))
     length = num_simulations // batch_size

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +152,7 @@ def function_ess(
     return _mean_and_range(jax.jit(partial(jax.lax.map, project_chain))(dict(samples)), method)
 
 
-def _project(draw: Mapping[str, Any], rng_key: Array, names: list[str], num_projections: int) -> Array:
+def _project(draw: Mapping[str, ArrayLike], rng_key: Array, names: list[str], num_projections: int) -> Array:
     """Project flattened sites."""
     whole_number("num_projections", num_projections)
     if missing := [name for name in names if name not in draw]:

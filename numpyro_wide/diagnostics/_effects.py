@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +133,7 @@ def effects(
     return Effects(terms[upto], rows, mean[upto], sd[upto], variances[:, upto], first, total, pairs)
 
 
-def _network_of(source: Any) -> "AdditiveNetwork":
+def _network_of(source: object) -> "AdditiveNetwork":
     """Return the additive network behind a fit or predictions."""
     from numpyro_wide.nn._additive import AdditiveNetwork  # with flax, loaded late
 
@@ -143,7 +143,7 @@ def _network_of(source: Any) -> "AdditiveNetwork":
         if source.likelihood != "normal":
             raise ValueError(f"effects are of a fit with a normal likelihood, but it is {source.likelihood!r}.")
     elif isinstance(source, ReadoutPredictive):
-        arguments: tuple[Any, ...] = getattr(source.model.fn, "args", ())  # of nn.bnn
+        arguments: tuple = getattr(source.model.fn, "args", ())  # of nn.bnn
         network, num_outputs = (*arguments, None, None)[:2]
         is_single, remedy = num_outputs is None, "nn.bnn(nn.AdditiveNetwork(...), ...)"
     else:

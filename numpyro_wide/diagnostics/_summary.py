@@ -226,8 +226,8 @@ _APART = 1.05  # R-hat of chains that more draws alone may not bring together
 def summary(
     mcmc: MCMC,
     model: Callable,
-    *model_args: Any,
-    model_kwargs: dict[str, Any] | None = None,
+    *model_args: object,
+    model_kwargs: Mapping[str, object] | None = None,
     rng_key: Array | None = None,
     quantiles: ArrayLike = (0.05, 0.5, 0.95),
 ) -> RunSummary:
@@ -343,12 +343,12 @@ def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _function(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, ...]:
     """Return the function, (chain, draw, entry), the log-likelihood and the evidence's rounding, (chain, draw)."""
 
-    def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Array, Array]:
+    def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, object]) -> tuple[Array, Array, Array]:
         fit, problem = run.read(draw, args, kwargs)
         mean, *_ = problem.predict(fit.features)
         return _thinned(jnp.ravel(fit.loc + mean)), problem.log_evidence(), problem.evidence_error()
 
-    def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Any, None]:
+    def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, object]) -> tuple[Array, Any, None]:
         sites = run.sites_at(draw, args, kwargs)
         observed = [sites[name] for name in run.observed]
         moments = [moments_of(site["fn"]) for site in observed]
@@ -376,8 +376,8 @@ def _drift(energy: np.ndarray) -> np.ndarray | None:
     return (first.mean(axis=1) - last.mean(axis=1)) / np.maximum(last.std(axis=1), 1.0)
 
 
-def _sampler_fields(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
-    def last(name: str, default: Any = None) -> Any:
+def _sampler_fields(fields: Mapping[str, Array | np.ndarray], state: object) -> dict[str, Any]:
+    def last(name: str, default: object = None) -> Any:
         return np.asarray(fields[name])[:, -1] if name in fields else getattr(state, name, default)
 
     adapted = getattr(state, "adapt_state", None)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,17 +41,18 @@ from numpyro_wide._traces import (
 )
 from numpyro_wide.readout._assumptions import conjugate_form, read_run
 from numpyro_wide.readout._draws import weights_of
-from numpyro_wide.readout._model import ReadoutModel, base_name
+from numpyro_wide.readout._model import ReadoutModel, ReadoutRun, base_name
 from numpyro_wide.readout._programs import Program
 from numpyro_wide.readout._transform import base_transforms
 
+T = TypeVar("T")
 Draws = dict[str, Any]
-Arguments = tuple[tuple, Mapping[str, Any]]
+Arguments = tuple[tuple, Mapping[str, object]]
 _NUM_BLOCKS = 20  # of draws, between which a bar moves
 _MOST_QUICK = 2**24  # numbers of all draws up to which a program that is compiled quickly takes less time in all
 
 
-def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
+def by_blocks(fn: Callable[[Draws, int], T], draws: Draws) -> T:
     """Return ``fn(draws, 0)``, block by block for memory-mapped draws (chain, draw, ...)."""
     if not is_mapped(draws):
         return fn(dict(draws), 0)
@@ -62,7 +63,7 @@ def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
 class FinishedRun:
     """A finished MCMC, the sampled model, and the unwrapped model."""
 
-    def __init__(self, function: str, mcmc: MCMC, model: Callable, args: tuple, kwargs: dict[str, Any] | None):
+    def __init__(self, function: str, mcmc: MCMC, model: Callable, args: tuple, kwargs: Mapping[str, object] | None):
         if not hasattr(mcmc, "get_samples") or not callable(model):
             raise TypeError(
                 f"{function} needs an MCMC after its run, and then a model, but got {kind_of(mcmc)} "
@@ -135,18 +136,18 @@ class FinishedRun:
     def _ancestors(self, site: str) -> set[str]:
         """Return the latent sites that the value of a site depends on, given the values of them all."""
 
-        def value(draw: Draws) -> dict[str, Any]:
+        def value(draw: Draws) -> dict[str, Array]:
             return {site: run_model(startable(self.plain), *self.arguments, values=draw)[site]["value"]}
 
         reads = Program(value, self.first_draw).reads(site)
         return {name for name, is_read in zip(sorted(self.first_draw), reads, strict=True) if is_read}
 
-    def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, object]) -> tuple[ReadoutRun, Any]:
         """Return a run of the conjugate model, and the readout's problem."""
         run = read_run(self.conjugate, draw, args, kwargs)  # type: ignore[arg-type]
         return run, run.problem()
 
-    def sites_at(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Sites:
+    def sites_at(self, draw: Draws, args: tuple, kwargs: Mapping[str, object]) -> Sites:
         # Inside, to override a repriorised readout as well.
         return run_model(self.plain, args, kwargs, inside=(substitute(data=draw),))
 
@@ -208,7 +209,7 @@ class FinishedRun:
                     stacklevel=3,
                 )
 
-        def single(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
+        def single(draw: Draws, args: tuple, kwargs: Mapping[str, object]) -> Draws:
             sites = self.sites_at(draw, args, kwargs)
             return {name: log_prob_by_observation(sites[name]) for name in self.observed}
 
@@ -263,14 +264,14 @@ def _plate_names(site: dict) -> list[str | None]:
 def to_arviz(
     mcmc: MCMC,
     model: Callable,
-    *model_args: Any,
-    model_kwargs: dict[str, Any] | None = None,
+    *model_args: object,
+    model_kwargs: Mapping[str, object] | None = None,
     rng_key: Array | None = None,
     include: Iterable[str] = (),
     drop: Iterable[str] = (),
     log_likelihood: bool = True,
     posterior_predictive: bool = False,
-    predictions: tuple | dict[str, Any] | None = None,
+    predictions: tuple | Mapping[str, object] | None = None,
     return_sites: Iterable[str] | None = None,
     coords: Mapping[str, Sequence] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,

@@ -115,12 +115,12 @@ _NUM_HYPER_DRAWS = 8  # draws of the hyperparameters
 def wide_enough(
     rng_key: Array,
     models: Callable | Mapping[Any, Callable],
-    *model_args: Any,
+    *model_args: object,
     num_draws: int = 1000,
     batch_size: int = 1,
     hyperparameters: str | Sequence[str] = (),
     kernel: ArrayLike | None = None,
-    **model_kwargs: Any,
+    **model_kwargs: object,
 ) -> WidthReport:
     r"""Estimate the distance of the posterior of $\phi$ from its wide limit N(0, I), without a Markov chain.
 
@@ -247,7 +247,7 @@ _MIN_KERNEL_DRAWS, _MAX_KERNEL_DRAWS = 20, 500  # its draws
 
 
 def _limit_log_evidence(
-    rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
+    rng_key: Array, model: ReadoutModel, args: tuple, kwargs: Mapping[str, Any], kernel: ArrayLike | None
 ) -> float:
     if "likelihood" in non_vanishing_updates(model, args, kwargs):
         return np.nan

@@ -1,11 +1,11 @@
 """KL divergence of a normal from the log-uniform prior, by Dawson's integral."""
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import erf
+from jax.typing import ArrayLike
 
 from numpyro_wide._checks import as_floats, check_positive
 
@@ -42,7 +42,7 @@ def dawson_potential(u: Array) -> Array:
     return jnp.where(is_small, taylor, jnp.where(is_large, asymptotic, at_zero + sampled))
 
 
-def log_uniform_kl(loc: Any, scale: Any) -> Array:
+def log_uniform_kl(loc: ArrayLike, scale: ArrayLike) -> Array:
     """Return the KL of N(loc, scale²) from $C/|w|$, but for a constant (Hron 2018, Prop. 2; :eq:`dawson`).
 
     Args:

@@ -89,7 +89,7 @@ def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> Array:
     return scale_and_mask(value, mask=mask)
 
 
-def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, Any]:
+def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[dist.Distribution, dist.Distribution, Any]:
     if isinstance(p, dist.MaskedDistribution) and p._mask is not True and not isinstance(q, dist.MaskedDistribution):
         raise ValueError("quasi_kl got a masked prior and a q without a mask; mask the guide's site as well.")
     mask: Any = None

@@ -34,10 +34,10 @@ class _ArrayConstraint(constraints.Constraint):
 
     event_dim = 1
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, dict[str, Any]]]:
+    def tree_flatten(self) -> tuple[tuple, tuple]:
         return tuple(vars(self).values()), (tuple(vars(self)), {})
 
-    def eq(self, other: object, static: bool = False) -> Any:
+    def eq(self, other: object, static: bool = False) -> bool | Array:
         if type(other) is not type(self):
             return False
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -112,14 +112,14 @@ class DegenerateNormal(SingularDistribution):
         [-1.737, -inf]
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
         "loc": constraints.real_vector,
         "basis": constraints.real_matrix,
         "scale": constraints.independent(constraints.positive, 1),
     }
     reparametrized_params: ClassVar[list[str]] = ["loc", "basis", "scale"]
 
-    def __init__(self, loc: Any, basis: Any, scale: Any, *, validate_args: bool | None = None):
+    def __init__(self, loc: ArrayLike, basis: ArrayLike, scale: ArrayLike, *, validate_args: bool | None = None):
         loc, basis, scale = as_floats(loc, basis, scale, names=("loc", "basis", "scale"))
         if basis.ndim < 2 or loc.shape[-1:] != basis.shape[-2:-1] or basis.shape[-1] > basis.shape[-2]:
             raise ValueError(
@@ -150,7 +150,7 @@ class DegenerateNormal(SingularDistribution):
         diagonal = jnp.diagonal(jnp.linalg.cholesky(gram), axis1=-2, axis2=-1)
         return jnp.sum(jnp.log(diagonal) + jnp.log(self.scale), -1)
 
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: Array, intermediates: object = None) -> Array:
         """Return the log density on the manifold, minus infinity off it."""
         standard = coordinates(self.basis, value - self.loc) / self.scale
         log_density = jnp.sum(jax.scipy.stats.norm.logpdf(standard), -1) - self._log_volume()
@@ -170,7 +170,7 @@ class DegenerateNormal(SingularDistribution):
         return self.loc
 
 
-def _by_row(rows: Any, parameter: Any) -> tuple[Array, Array]:
+def _by_row(rows: ArrayLike, parameter: ArrayLike) -> tuple[Array, Array]:
     """Broadcast rows (..., D) against one number by row."""
     rows, parameter = as_floats(rows, parameter, names=("rows", "the rate or alpha"))
     batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)
@@ -201,7 +201,9 @@ class BernoulliDropout(SingularDistribution):
     # The derivative in the rate is a relaxation's.
     reparametrized_params: ClassVar[list[str]] = ["rows"]
 
-    def __init__(self, rows: Any, rate: Any, *, temperature: Any = None, validate_args: bool | None = None):
+    def __init__(
+        self, rows: ArrayLike, rate: ArrayLike, *, temperature: float | None = None, validate_args: bool | None = None
+    ):
         self.rows, self.rate = _by_row(rows, rate)
         if temperature is not None:
             check_positive("temperature", temperature)
@@ -227,7 +229,7 @@ class BernoulliDropout(SingularDistribution):
         keep = (logits > 0).astype(self.rows.dtype) + (relaxed - jax.lax.stop_gradient(relaxed))
         return keep[..., None] * self.rows
 
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: Array, intermediates: object = None) -> Array:
         """Return the log probability of an atom, minus infinity elsewhere."""
         is_zero = jnp.all(value == 0, -1)
         is_row = is_close(value, self.rows)
@@ -270,7 +272,7 @@ class GaussianDropout(DegenerateNormal):
     arg_constraints: ClassVar[dict[str, Any]] = {"rows": constraints.real_vector, "alpha": constraints.positive}
     reparametrized_params: ClassVar[list[str]] = ["rows", "alpha"]
 
-    def __init__(self, rows: Any, alpha: Any, *, validate_args: bool | None = None):
+    def __init__(self, rows: ArrayLike, alpha: ArrayLike, *, validate_args: bool | None = None):
         self.rows, self.alpha = _by_row(rows, alpha)
         scale = jnp.sqrt(self.alpha)[..., None]
         super().__init__(self.rows, self.rows[..., None], scale, validate_args=validate_args)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from jax import Array, random
+from jax.typing import ArrayLike
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer.elbo import TraceMeanField_ELBO
 from numpyro.primitives import Messenger
@@ -13,7 +14,7 @@ from numpyro_wide._checks import check_names_known, check_positive, is_known, wh
 from numpyro_wide._traces import Sites, latent_sites, refuse_unobserved, sample_sites, values_of_type
 
 
-def check_weight(name: str, value: Any) -> None:
+def check_weight(name: str, value: ArrayLike) -> None:
     """Refuse a known weight other than one positive finite number."""
     check_positive(name, value)
     if is_known(value) and not (np.ndim(value) == 0 and np.isrealobj(value) and np.isfinite(value)):
@@ -31,17 +32,17 @@ def run_pair(
     return guide_trace, trace(replayed).get_trace(*args, **kwargs)
 
 
-Eta = float | Array | Mapping[str, Any] | Callable[[str], Any]
+Eta = float | Array | Mapping[str, Any] | Callable[[str], ArrayLike]
 
 
 class _Temper(Messenger):
     """Handler that scales by η the log density of latent sites and of the guide's."""
 
-    def __init__(self, fn: Callable, eta: Any, *, is_guide: bool):
+    def __init__(self, fn: Callable, eta: ArrayLike | dict[str, ArrayLike], *, is_guide: bool):
         super().__init__(fn)
         self.eta, self.is_guide = eta, is_guide
 
-    def process_message(self, msg: Any) -> None:
+    def process_message(self, msg: dict) -> None:
         if msg["type"] != "sample" or (msg["is_observed"] and not self.is_guide):
             return
         eta = self.eta[msg["name"]] if isinstance(self.eta, dict) else self.eta
@@ -108,8 +109,8 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         super().__init__(whole_number("num_particles", num_particles), vectorize_particles, sum_sites)
 
     def loss_with_mutable_state(
-        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: object, **kwargs: object
+    ) -> dict[str, object]:
         """Return the negative tempered ELBO."""
         pair = rng_key, param_map, model, guide, args, kwargs
         eta: Any = self.eta
@@ -122,7 +123,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         return super().loss_with_mutable_state(rng_key, param_map, *tempered, *args, **kwargs)
 
 
-def _by_site(eta: Any, guide_trace: Sites, model_trace: Sites) -> dict[str, Any]:
+def _by_site(eta: Mapping | Callable, guide_trace: Sites, model_trace: Sites) -> dict[str, ArrayLike]:
     """Return η by latent site, of a mapping or a function."""
     latent = sample_sites(guide_trace) | latent_sites(model_trace)
     by_name = eta if isinstance(eta, Mapping) else {}

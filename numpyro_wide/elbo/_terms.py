@@ -2,13 +2,14 @@
 
 import copy
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import ELBO, SVI, TraceMeanField_ELBO
+from numpyro.infer.svi import SVIState
 
 from numpyro_wide._checks import check_positive, whole_number
 from numpyro_wide._traces import latent_sites, sample_sites
@@ -77,7 +78,7 @@ class MonitoredRun(NamedTuple):
     """
 
     params: dict[str, Array]
-    state: Any
+    state: SVIState
     losses: Array
     steps: np.ndarray
     terms: ELBOTerms
@@ -87,7 +88,7 @@ class OnPriorWarning(UserWarning):
     """Warning of a guide on its prior."""
 
 
-def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms:
+def elbo_terms(svi: SVI, svi_state: SVIState, *args: object, **kwargs: object) -> ELBOTerms:
     """Split the ELBO of a guide into likelihood and KL terms by site, :class:`~numpyro_wide.elbo.ELBOTerms`.
 
     Args:
@@ -115,7 +116,7 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
     guide_trace, model_trace = run_pair(svi_state.rng_key, params, svi.model, svi.guide, args, kwargs)
     latent = sample_sites(guide_trace) | latent_sites(model_trace)
 
-    def by_site(loss: Any) -> dict[str, Array]:
+    def by_site(loss: ELBO) -> dict[str, Array]:
         loss = copy.copy(loss)
         loss.sum_sites = False
         return loss.loss(svi_state.rng_key, params, svi.model, svi.guide, *args, **kwargs)
@@ -139,7 +140,7 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
 
 
 def run_monitored(
-    svi: SVI, rng_key: Array, num_steps: int, *args: Any, every: int = 100, **kwargs: Any
+    svi: SVI, rng_key: Array, num_steps: int, *args: object, every: int = 100, **kwargs: object
 ) -> MonitoredRun:
     """Train as ``svi.run`` does, with terms of the ELBO at regular steps: :class:`~numpyro_wide.elbo.MonitoredRun`.
 
@@ -162,7 +163,7 @@ def run_monitored(
         raise ValueError(f"num_steps must be a multiple of `every`, but got {num_steps} and every={every}.")
 
     @jax.jit
-    def train_and_evaluate(state: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple[Array, ELBOTerms]]:
+    def train_and_evaluate(state: SVIState, args: tuple, kwargs: dict) -> tuple[SVIState, tuple[Array, ELBOTerms]]:
         state, losses = jax.lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, length=every)
         return state, (losses, elbo_terms(svi, state, *args, **kwargs))
 

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,11 +45,11 @@ class TraceQKL(ELBO):
         super().__init__(whole_number("num_particles", num_particles), vectorize_particles)
 
     def loss_with_mutable_state(
-        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: object, **kwargs: object
+    ) -> dict[str, object]:
         """Evaluate the loss, as any ELBO of NumPyro."""
 
-        def particle(key: Array) -> tuple[Any, dict | None]:
+        def particle(key: Array) -> tuple[Array | dict[str, Array], dict | None]:
             guide_trace, model_trace = run_pair(key, param_map, model, guide, args, kwargs)
             check_model_guide_match(model_trace, guide_trace)
             terms = self._terms(model_trace, guide_trace)

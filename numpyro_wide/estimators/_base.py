@@ -3,7 +3,7 @@
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
+from numpyro.infer import MCMC
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -102,17 +103,17 @@ class WideBNN(BaseEstimator):
     _moments: tuple[np.ndarray, np.ndarray]  # of all input columns
     _posterior: Any
     model_: Any
-    model_args_: Any
+    model_args_: tuple | None
 
     def __init__(
         self,
         *,
-        hidden: Any = "auto",
+        hidden: str | Sequence[int] = "auto",
         method: str = "auto",
         time_budget: float | None = None,
         num_chains: int = 4,
-        plan: Any = None,
-        random_state: Any = None,
+        plan: Plan | None = None,
+        random_state: int | np.random.RandomState | None = None,
         progress_bar: bool = True,
     ):
         self.hidden = hidden
@@ -167,7 +168,7 @@ class WideBNN(BaseEstimator):
             raise ValueError(f"the hidden layers must have the same width, but hidden is {self.hidden!r}.")
         return random
 
-    def _planned(self, make: Callable[..., Plan], report: Report, *shape: int, **options: Any) -> Plan:
+    def _planned(self, make: Callable[..., Plan], report: Report, *shape: int, **options: object) -> Plan:
         """Return the plan that was given, or make one for rows, columns and outputs, or classes."""
         if self.plan is None:
             budget = DEFAULT_SECONDS if self.time_budget is None else float(self.time_budget)
@@ -203,8 +204,8 @@ class WideBNN(BaseEstimator):
         plan: Plan,
         method: str,
         fit: WideLimitFit,
-        posterior: Any,
-        mcmc: Any,
+        posterior: object,
+        mcmc: MCMC | None,
         log_density: float,
     ) -> None:
         """Set the results of a fit, and warn; the limit has no model and no draws."""
@@ -265,7 +266,7 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def words_named(X: Any) -> Iterator[None]:
+def words_named(X: object) -> Iterator[None]:
     """Name the columns of words, or the targets, in the error of their conversion to numbers."""
     try:
         yield

@@ -1,7 +1,7 @@
 """Chains of a finite network, as a schedule has them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ def run_chains(
     *,
     optima: Sequence[dict[str, np.ndarray]] = (),  # weights by site to start near; without, Adam finds starts
     clock: Clock,
-    key: Any,
+    key: Array,
     report: Report,
 ) -> Run:
     """Run microcanonical chains until settled or as long as planned; the end of the budget ends them before."""
@@ -113,7 +113,7 @@ def run_chains(
 
 
 def warm_up(
-    target: "FlatTarget", key: Any, vectors: Array, num_warmup: int, num_kept: int, adjusted: bool = False
+    target: "FlatTarget", key: Array, vectors: Array, num_warmup: int, num_kept: int, adjusted: bool = False
 ) -> MCMC:
     """Start chains at vectors (chains, size); equal lengths make all such chains one program."""
     form: dict[str, Any] = {"adjusted": adjusted, "bias_tolerance": BIAS_TOLERANCE}
@@ -125,7 +125,7 @@ def warm_up(
     return mcmc
 
 
-def run_pieces(mcmc: MCMC, num_steps: int, num_pieces: int, clock: Clock) -> list[Any]:
+def run_pieces(mcmc: MCMC, num_steps: int, num_pieces: int, clock: Clock) -> list[dict]:
     """Run pieces of the steps, each keeping as many draws, until the budget is over; return their states."""
     num_kept = mcmc.num_samples // mcmc.thinning
     mcmc.thinning = max(num_steps // PIECES // num_kept, 1)
@@ -139,7 +139,7 @@ def run_pieces(mcmc: MCMC, num_steps: int, num_pieces: int, clock: Clock) -> lis
     return pieces
 
 
-def join(mcmc: MCMC, pieces: Sequence[Any]) -> None:
+def join(mcmc: MCMC, pieces: Sequence[dict]) -> None:
     """Give chains the draws of several pieces."""
     mcmc._states = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *pieces)
     mcmc._states_flat = None
@@ -177,7 +177,7 @@ class FlatTarget(NamedTuple):
 
 def judge(
     network: Network,
-    draws: dict[str, Any],
+    draws: Mapping[str, np.ndarray],
     known: tuple,
     scored: tuple[np.ndarray, np.ndarray],
     num_chains: int,
@@ -236,7 +236,7 @@ def latent_shapes(network: Network, known: tuple) -> dict[str, tuple[int, ...]]:
 
 
 def starts_near(
-    optima: Sequence[dict[str, np.ndarray]], key: Any, shapes: dict[str, tuple[int, ...]], num_chains: int
+    optima: Sequence[dict[str, np.ndarray]], key: Array, shapes: dict[str, tuple[int, ...]], num_chains: int
 ) -> dict[str, Array]:
     """Return starts of chains in turn near optima of some sites; all others, normal, are at their medians."""
     random = np.random.default_rng(np.asarray(jax.random.key_data(key)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.random import RandomState
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -45,13 +46,13 @@ class DrawnClasses(DrawnPosterior):
 
 
 def run_codes(
-    limit: WideLimitFit, schedule: Schedule, num_chains: int, clock: Clock, random: Any, report: Report
+    limit: WideLimitFit, schedule: Schedule, num_chains: int, clock: Clock, random: RandomState, report: Report
 ) -> Run:
     """Run chains of a finite network of codes."""
     codes, inputs = np.asarray(limit.codes), limit.inputs
     # Codes have no noise of their own: latent, it would vanish, and with it the law of the limit's leave-one-out.
     network = Network(limit.depth, schedule.units, limit.activation, codes.shape[1], False, is_latent=False)
-    known: tuple[dict[str, Any], Any, Any] = {**limit.scales, "noise": limit.noise_scale}, inputs, codes
+    known = {**limit.scales, "noise": limit.noise_scale}, inputs, codes
     size = float(np.sqrt(np.mean(codes**2)))
     function = np.mean(np.sum(limit.scales["readout_w_std"] ** 2)) / size**2
     schedule = in_precision(schedule, limit.noise_scale / size, function, report)
@@ -157,7 +158,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         return np.log(self.predict_proba(X))
 
     def _fit_limit(
-        self, inputs: np.ndarray, labels: np.ndarray, plan: Plan, clock: Clock, random: Any, report: Report
+        self, inputs: np.ndarray, labels: np.ndarray, plan: Plan, clock: Clock, random: RandomState, report: Report
     ) -> WideLimitFit:
         """Fit the limit to codes of labels, standardised, also by one scale for many columns."""
         clock.begin("scales of the infinitely wide network")
@@ -193,7 +194,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         return limit
 
     def _with_chains(
-        self, limit: WideLimitFit, plan: Plan, clock: Clock, random: np.random.RandomState, report: Report
+        self, limit: WideLimitFit, plan: Plan, clock: Clock, random: RandomState, report: Report
     ) -> tuple[Plan, str, Any, Run | None]:
         """Run chains; return them if asked for, or stacked by the labels of a fifth of the rows, given the others."""
         is_asked_for, schedule = plan.method == "chains", plan.schedule(limit.depth)

@@ -2,10 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -169,7 +168,7 @@ def _listed(values: Iterable[int | str]) -> str:
     return ", ".join(map(str, values))
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> object:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
@@ -253,7 +252,7 @@ def plan_regression(
     num_columns: int,
     num_outputs: int,
     *,
-    hidden: Any = "auto",
+    hidden: str | Sequence[int] = "auto",
     method: str = "auto",
     noise: str = "auto",
     target_transform: str = "auto",
@@ -318,7 +317,7 @@ def plan_classification(
     num_columns: int,
     num_classes: int,
     *,
-    hidden: Any = "auto",
+    hidden: str | Sequence[int] = "auto",
     method: str = "auto",
     num_chains: int = 4,
     time_budget: float = DEFAULT_SECONDS,
@@ -342,11 +341,11 @@ def plan_classification(
     return plan if method == "limit" else _with_chains(plan, known, seconds / 2, plan.depths)
 
 
-def _depths(hidden: Any, several: tuple[int, ...]) -> tuple[int, ...]:
+def _depths(hidden: str | Sequence[int], several: tuple[int, ...]) -> tuple[int, ...]:
     return several if isinstance(hidden, str) else (len(hidden),)
 
 
-def _widths(hidden: Any) -> str | tuple[int, ...]:
+def _widths(hidden: str | Sequence[int]) -> str | tuple[int, ...]:
     return hidden if isinstance(hidden, str) else tuple(map(int, hidden))
 
 

@@ -134,7 +134,7 @@ class Regression:
         self.report.add("Finite network", line)
         return Network(chosen.depth, units, chosen.activation, num_outputs, by_row)
 
-    def weigh(self, network: Network, known: tuple, key: Any) -> Run | None:
+    def weigh(self, network: Network, known: tuple, key: jax.Array) -> Run | None:
         """Return weighted draws of the prior; None where few have the weight, and chains are planned."""
         self.clock.begin("weighted draws")
         number = self.plan.num_weighted

@@ -123,7 +123,7 @@ def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Arr
         bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
 
 
-def parts_of(network: Network, values: Mapping[str, Any], medians: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
+def parts_of(network: Network, values: dict[str, Array], medians: dict[str, Array], x: Array) -> tuple[Array, Array]:
     """Return features (m, d) and noise, a number or by row, at values of the latent sites, each N(0, 1)."""
     sites = run_model(partial(run_network, network), (medians, x), values=values)
     noise = sites["noise"]["value"] if "noise" in sites else medians["noise"]
@@ -148,14 +148,14 @@ class DrawnPosterior:
     agrees: bool | None = None  # whether chains do
     pareto_shape: float | None = None  # of the weights of draws
 
-    def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
+    def __init__(self, network: Network, draws: Mapping[str, Array | np.ndarray], known: tuple):
         self.network, self.model = network, collapsed(network)
         self.draws, self.known = jax.tree.map(lambda leaf: np.asarray(leaf, float), (dict(draws), known))
         self._predictive: ReadoutPredictive | None = None
         self._functions: dict[str, Callable] = {}
         self._last: dict[bytes, Moments] = {}  # by inputs
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_predictive": None, "_functions": {}, "_last": {}}  # compiled programs stay behind
 
     @property
@@ -173,8 +173,8 @@ class DrawnPosterior:
         number = 1 << (max(least, len(x)) - 1).bit_length()
         filled = np.concatenate([x, np.repeat(x[:1], number - len(x), axis=0)])
 
-        def moments_of(draws: Any, known: Any, new: Array) -> dict[str, Array]:
-            def of_draw(draw: Any) -> dict[str, Array]:
+        def moments_of(draws: dict[str, Array], known: tuple, new: Array) -> dict[str, Array]:
+            def of_draw(draw: dict[str, Array]) -> dict[str, Array]:
                 features, noise_scale, readout, spread = given_draw(self.network, draw, known, new)
                 mean = features @ readout
                 variance = jnp.sum((features @ spread) * features, axis=1, keepdims=mean.ndim > 1)
@@ -226,8 +226,8 @@ class DrawnPosterior:
     def covariance(self, x: np.ndarray) -> np.ndarray:
         """Return the covariance between rows of x, (m, m, k), over draws and limit."""
 
-        def covariance_of(draws: Any, known: Any, new: Array) -> tuple[Array, Array]:
-            def add(total: Array, draw: Any) -> tuple[Array, Array]:
+        def covariance_of(draws: dict[str, Array], known: tuple, new: Array) -> tuple[Array, Array]:
+            def add(total: Array, draw: dict[str, Array]) -> tuple[Array, Array]:
                 features, _, mean, spread = given_draw(self.network, draw, known, new)
                 return total + features @ spread @ features.T, (features @ mean).reshape(len(new), -1)
 
@@ -252,7 +252,7 @@ class DrawnPosterior:
             return jax.tree.map(np.asarray, run_program(fn, *args))
 
 
-def given_draw(network: Network, draw: Mapping[str, Any], known: Any, x: Array) -> tuple[Array, Array, Array, Array]:
+def given_draw(network: Network, draw: dict[str, Array], known: tuple, x: Array) -> tuple[Array, Array, Array, Array]:
     """Return features and noise at x, and the readout's posterior mean and covariance, of a draw."""
     medians, x_known, y_known = known
     at_known, noise = parts_of(network, draw, medians, x_known)

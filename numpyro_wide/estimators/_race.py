@@ -40,7 +40,7 @@ class Optimum(NamedTuple):
     activation: str
     level: float  # of the held noise
     residuals: np.ndarray  # at rows left out, (m, k), averaged over two levels
-    scales: dict[str, Any]  # as of a limit's fit
+    scales: dict[str, np.ndarray]  #  as of a limit's fit
     size: float  # prior variance of its outputs
     weights: list[dict[str, np.ndarray]]  # by site of the hidden layers, the best first
 
@@ -58,10 +58,10 @@ class Optimum(NamedTuple):
 class Entry(NamedTuple):
     """Network that takes part, as data."""
 
-    depth: Any
-    activation: Any  # index in ``RACED``
-    unit: Any  # scale of units of variance one
-    noise: Any
+    depth: Array
+    activation: Array  # index in ``RACED``
+    unit: Array  # scale of units of variance one
+    noise: Array
 
 
 def parted(plan: Plan, random: np.random.RandomState) -> list[tuple[np.ndarray, np.ndarray]]:

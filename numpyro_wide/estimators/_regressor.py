@@ -1,7 +1,7 @@
 """Regression with wide Bayesian neural networks, for scikit-learn."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from sklearn.utils.validation import validate_data
 
 from numpyro_wide._checks import check_level, check_one_of, levels_of, whole_number
 from numpyro_wide.estimators._base import Report, WideBNN, moments, words_named
-from numpyro_wide.estimators._plan import plan_regression
+from numpyro_wide.estimators._plan import Plan, plan_regression
 from numpyro_wide.estimators._policy import decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
 from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale, refuse_not_positive
@@ -77,14 +77,14 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
     def __init__(
         self,
         *,
-        hidden: Any = "auto",
+        hidden: str | Sequence[int] = "auto",
         target_transform: str = "auto",
         noise: str = "auto",
         method: str = "auto",
         time_budget: float | None = None,
         num_chains: int = 4,
-        plan: Any = None,
-        random_state: Any = None,
+        plan: Plan | None = None,
+        random_state: int | np.random.RandomState | None = None,
         progress_bar: bool = True,
     ):
         super().__init__(
@@ -229,7 +229,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             log_density = found[0] + self._targets.log_slope(observed)
         return np.where(np.isfinite(targets).all(axis=1), log_density, -np.inf)
 
-    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+    def sample_y(
+        self, X: ArrayLike, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
+    ) -> np.ndarray:
         """Draw observations, independent over rows given a sample's weights.
 
         Args:

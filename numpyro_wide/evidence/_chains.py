@@ -1,6 +1,6 @@
 """Chains of SplitHMC on the path r(z) w(z)^β from prior to posterior (:eq:`path`), (temperature, chain, ...)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,15 +25,15 @@ WARM, _FIT, _RECORD = 0, 1, 2
 class Target:
     """A model with its arguments, traced anew by each target."""
 
-    def __init__(self, model: Callable, args: tuple, kwargs: dict[str, Any]):
+    def __init__(self, model: Callable, args: tuple, kwargs: Mapping[str, object]):
         self._model = model
         self._data, self._rebuild = split((args, kwargs))
         self._functions: dict[tuple, Callable] = {}
 
-    def run(self, body: Callable, *arrays: Any, **options: Any) -> Any:
+    def run(self, body: Callable, *arrays: object, **options: object) -> Any:
         """Return ``body(model, *arrays, **options)``, compiled."""
 
-        def program(data: list[Any], *arrays: Any) -> Any:
+        def program(data: list[Array], *arrays: object) -> Any:
             args, kwargs = self._rebuild(data)
             return body(partial(self._model, *args, **kwargs), *arrays, **options)
 
@@ -94,7 +94,7 @@ def fit_gaussian(
     target: Target, state: KernelState, num_warmup: int, num_steps: int, bar: tqdm
 ) -> tuple[KernelState, Reference]:
     """Fit a Gaussian to posterior draws, in three windows after a warmup."""
-    reference = run_program(lambda state: Reference.start(_stacked_chains(state).z), state)
+    reference: Any = run_program(lambda state: Reference.start(_stacked_chains(state).z), state)
     # With the Gaussian to come, for one program.
     state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=WARM, reference=reference)
     for length in (num_steps // 4, num_steps // 4, num_steps - 2 * (num_steps // 4)):

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from jax import Array, random
 
@@ -16,14 +15,14 @@ from numpyro_wide.evidence._methods import Evidence, Sizes, by_bridge, by_steppi
 def model_evidence(
     rng_key: Array,
     model: Callable,
-    *model_args: Any,
+    *model_args: object,
     method: str = "auto",
     num_chains: int = 8,
     num_warmup: int = 200,
     num_samples: int = 400,
     batch_size: int = 1,
     progress_bar: bool = True,
-    **model_kwargs: Any,
+    **model_kwargs: object,
 ) -> Evidence:
     r"""Estimate the log evidence of a model, $\log \int p(D, \theta)\, d\theta$ over all latent sites, with its error.
 

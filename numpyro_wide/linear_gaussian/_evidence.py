@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -70,8 +70,10 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
     return jnp.where(is_lost, jnp.inf, total)
 
 
+T = TypeVar("T")
+S = TypeVar("S")
 # (features (n, d), targets (n, k), regulariser (), *columns (d or n, k)) -> arrays (..., k), and common results
-Core: TypeAlias = Callable[..., tuple[Any, Any]]
+Core: TypeAlias = Callable[..., tuple[T, S]]
 
 
 class Standardised(NamedTuple):
@@ -144,7 +146,7 @@ class Standardised(NamedTuple):
         return by_output.sum()
 
     @full_precision
-    def for_each_output(self, core: Core, *columns: Array) -> tuple[Any, Any]:
+    def for_each_output(self, core: Core[T, S], *columns: Array) -> tuple[T, S]:
         """Run ``core`` once or by output; the second result has a leading axis, 1 or k."""
         if self.is_shared:
             by_output, common = core(self.features, self.targets, self.regulariser, *columns)

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from numpyro_wide._checks import as_floats, check_one_of, check_positive, is_known
 from numpyro_wide.linear_gaussian._evidence import (
@@ -25,6 +25,9 @@ from numpyro_wide.linear_gaussian._evidence import (
 from numpyro_wide.linear_gaussian._linalg import full_precision
 from numpyro_wide.linear_gaussian._roots import ROOTS
 
+if TYPE_CHECKING:
+    from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
+
 VARIANTS = ("auto", *ROOTS)
 STATIC = {"static": True}  # metadata of a field outside the tree
 
@@ -34,7 +37,7 @@ def check_variant(variant: str) -> None:
     check_one_of("variant", variant, VARIANTS)
 
 
-def check_data(features: Any, targets: Array) -> None:
+def check_data(features: "Array | RowFeatures", targets: Array) -> None:
     """Refuse features and targets of unfit shapes."""
     if features.ndim != 2:
         raise ValueError(
@@ -48,7 +51,9 @@ def check_data(features: Any, targets: Array) -> None:
         )
 
 
-def as_scale(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hint: str = "") -> Array | np.ndarray:
+def as_scale(
+    name: str, value: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike, hint: str = ""
+) -> Array | np.ndarray:
     """Return positive numbers of a broadcastable shape; others are refused, or NaN under jit."""
     check_positive(name, value)
     array = as_number(name, value, shape, dtype, hint)
@@ -56,7 +61,9 @@ def as_scale(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hi
     return array if is_known(value) else jnp.where(array > 0, array, jnp.nan)
 
 
-def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hint: str = "") -> Array | np.ndarray:
+def as_number(
+    name: str, value: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike, hint: str = ""
+) -> Array | np.ndarray:
     """Return numbers of a broadcastable shape; known ones stay NumPy's, so that a zero is known under jit."""
     is_plain = isinstance(value, int | float | np.ndarray | np.generic)
     array = np.asarray(value, dtype) if is_plain else as_floats(value, dtype=dtype, names=(name,))[0]
@@ -87,7 +94,7 @@ def as_test_features(test_features: ArrayLike, features: Array) -> Array:
 class ReadoutShapes:
     """Shapes and checks that dense and blocked problems share."""
 
-    features: Any
+    features: "Array | RowFeatures"
     targets: Array
 
     @property
@@ -95,7 +102,7 @@ class ReadoutShapes:
         """Shape of the readout, (d,) or (d, k)."""
         return (self.features.shape[1], *self.targets.shape[1:])
 
-    def with_targets(self, targets: Array) -> Any:
+    def with_targets(self, targets: Array) -> Self:
         """Return the problem for other targets of the same shape."""
         problem: Any = self
         return replace(problem, targets=targets.astype(self.targets.dtype))

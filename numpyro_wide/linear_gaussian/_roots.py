@@ -1,6 +1,6 @@
 """Roots of the posterior covariance of a readout."""
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +85,7 @@ class _CholeskyRoot(NamedTuple):
         """Return the trace of the factorised matrix."""
         return row_sums_of_squares(self.factor).sum()
 
-    def inverted(self) -> Any:
+    def inverted(self) -> Self:
         """Return the root with its factor's inverse."""
         return self._replace(inverse_factor=inverse_lower(self.factor))
 

@@ -3,20 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import eval_jaxpr
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import as_floats
 from numpyro_wide.linear_gaussian._evidence import as_matrix, broadcastable_matrix
 from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, full_precision, inverse_lower
 from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutShapes, as_scale, check_data
+
+T = TypeVar("T")
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +31,7 @@ class RowFeatures:
     program: Callable = field(metadata=STATIC)  # (constants, inputs (b, ...)) -> features (b, d)
     block_size: int = field(metadata=STATIC)  # b, at most n
     shape: tuple[int, int] = field(metadata=STATIC)  # (n, d)
-    dtype: Any = field(metadata=STATIC)
+    dtype: DTypeLike = field(metadata=STATIC)
 
     ndim = 2
 
@@ -56,11 +58,11 @@ class RowFeatures:
         """Return features of the block that begins at row ``start``, (b, d)."""
         return self.program(self.constants, take_rows(self.inputs, start, self.block_size))
 
-    def map(self, function: Callable[[Array], Any]) -> Any:
+    def map(self, function: Callable[[Array], T]) -> T:
         """Return a function's value of features (b, d), for all rows."""
         return in_row_blocks(lambda start, _: function(self.rows(start)), self.shape[0], self.block_size)
 
-    def astype(self, dtype: Any) -> "RowFeatures":
+    def astype(self, dtype: DTypeLike) -> "RowFeatures":
         """Return the features in another type."""
         if dtype == self.dtype:
             return self
@@ -84,12 +86,12 @@ def check_rows(shape: tuple[int, ...], num_rows: int) -> None:
         )
 
 
-def as_features(features: Any) -> Array | RowFeatures:
+def as_features(features: "ArrayLike | RowFeatures") -> Array | RowFeatures:
     """Return features by blocks unchanged, others as an array."""
     return features if isinstance(features, RowFeatures) else jnp.asarray(features)
 
 
-def map_rows(features: Array | RowFeatures, function: Callable[[Array], Any]) -> Any:
+def map_rows(features: Array | RowFeatures, function: Callable[[Array], T]) -> T:
     """Return a function's value of features (b, d), for all rows; by blocks where the features are."""
     return features.map(function) if isinstance(features, RowFeatures) else function(features)
 
@@ -133,7 +135,7 @@ class StandardisedRows(NamedTuple):
         start = jnp.minimum(first_row, len(self.targets) - block_size)
         return start, (start + jnp.arange(block_size) >= first_row)[:, None]
 
-    def read(self, by_row: Any, start: Array) -> Any:
+    def read(self, by_row: T, start: Array) -> T:
         """Return a block of arrays by row."""
         return jax.tree.map(lambda array: take_rows(array, start, self.features.block_size), by_row)
 
@@ -188,12 +190,12 @@ def _backward(saved: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[S
         alpha = (targets - features @ sums.mean) / variance[None]
         return alpha @ sums.mean.T - features @ shared, alpha
 
-    def step(carry: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], None]:
+    def step(carry: tuple[tuple, tuple], index: Array) -> tuple[tuple[tuple, tuple], None]:
         totals, by_row = carry
         start, is_new = problem.place(index)
         block_rows = problem.read(problem.by_row(), start)
 
-        def block(common: Any, rows: Any) -> tuple[Array, Array]:
+        def block(common: tuple, rows: tuple) -> tuple[Array, Array]:
             return problem.block(_filled(common, problem.common()), _filled(rows, block_rows))
 
         (features, targets), pull = jax.vjp(block, common, problem.read(rows, start))
@@ -274,7 +276,7 @@ def _solve(inverse: Array, columns: Array) -> Array:
     return jnp.einsum("qij,qi->jq", inverse, jnp.einsum("qij,jq->qi", inverse, columns))
 
 
-def compensated_sum(terms: Callable[[Array], Any], indices: Array) -> Any:
+def compensated_sum(terms: Callable[[Array], T], indices: Array) -> T:
     """Sum over blocks with compensation (Knuth's two-sum)."""
     zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(terms, indices[0]))
 
@@ -283,7 +285,7 @@ def compensated_sum(terms: Callable[[Array], Any], indices: Array) -> Any:
         shift = new - total
         return new, lost + ((total - (new - shift)) + (term - shift))
 
-    def step(carry: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], None]:
+    def step(carry: tuple[T, T], index: Array) -> tuple[tuple[T, T], None]:
         pairs = jax.tree.map(add, *carry, terms(index))
         return jax.tree.transpose(jax.tree.structure(zeros), jax.tree.structure((0, 0)), pairs), None
 
@@ -305,12 +307,12 @@ def _add_rows(array: Array, update: Array, start: Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(array, current + update, start, axis=0)
 
 
-def _floats(tree: Any) -> Any:
+def _floats(tree: tuple) -> tuple:
     """Return a tree with None for leaves without a derivative."""
     return jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, tree)
 
 
-def _filled(floats: Any, tree: Any) -> Any:
+def _filled(floats: tuple, tree: tuple) -> tuple:
     """Fill a tree's floating-point leaves."""
     return jax.tree.map(
         lambda leaf, default: default if leaf is None else leaf, floats, tree, is_leaf=lambda leaf: leaf is None

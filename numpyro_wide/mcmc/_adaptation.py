@@ -36,7 +36,7 @@ class Autocorrelation(NamedTuple):
     sums: Array  # of 1, the number, its square, and its product with the one before
 
     @classmethod
-    def start(cls, dtype: Any) -> "Autocorrelation":
+    def start(cls, dtype: jnp.dtype) -> "Autocorrelation":
         """Return empty sums."""
         return cls(jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.zeros(4, dtype))
 

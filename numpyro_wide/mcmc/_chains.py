@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from operator import is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,13 @@ from numpyro.util import nested_attrgetter
 from numpyro_wide._checks import is_known, is_tracing
 from numpyro_wide._compile import over_chains, program_of, run_program
 
+if TYPE_CHECKING:
+    from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel
 
-def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: Any) -> tuple[dict, Any]:
+
+def run_chains(
+    kernel: "MetropolisKernel", run: Any, rng_key: Array, state: "KernelState | None", init_params: object
+) -> tuple[dict, "KernelState"]:
     """Run a batch of chains, or continue from a state: return fields by name, (chain, draw, …), and the last state.
 
     ``run`` is NumPyro's run of one chain, a ``functools.partial`` that holds the model's arguments and what to collect.
@@ -30,14 +35,14 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
     size = num_kept if bounds["collection_size"] is None else bounds["collection_size"] // thinning
     begin = upper - num_kept * thinning
 
-    def collect(state: Any) -> dict[str, Any]:
+    def collect(state: "KernelState") -> dict[str, object]:
         fields = {name: nested_attrgetter(name)(state) for name in field_names}
         sites = over_chains(postprocess)(fields[field_names[0]])
         stored = {k: v for k, v in sites.items() if k not in removed_sites} if removed_sites else sites
         return fields | {field_names[0]: stored}
 
-    def loop(state: Any, begin: Array, upper: Array, thinning: Array) -> tuple[dict, Any]:
-        def step(i: Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
+    def loop(state: "KernelState", begin: Array, upper: Array, thinning: Array) -> tuple[dict, "KernelState"]:
+        def step(i: Array, carry: tuple["KernelState", dict]) -> tuple["KernelState", dict]:
             state, buffers = carry
             state = kernel.sample(state, args, kwargs)
             index, remainder = (i - begin) // thinning, (i - begin) % thinning

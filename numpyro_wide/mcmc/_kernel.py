@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ from numpyro_wide.mcmc._adaptation import (
 from numpyro_wide.mcmc._chains import run_chains
 from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree, normal_like, select, size_of, total
 from numpyro_wide.mcmc._target import TargetKernel, is_finite
+
+T = TypeVar("T")
 
 
 def check_number(
@@ -84,7 +86,7 @@ class KernelState(NamedTuple):
         return tuple.__getitem__(self, index)
 
 
-def over_states(fn: Callable[..., Any], state: KernelState, *extras: Any) -> Any:
+def over_states(fn: Callable[..., T], state: KernelState, *extras: object) -> T:
     """Map a function over states of chains, and the leading axis of ``extras``, as :func:`over_chains` does."""
     if is_sequential():
         return over_chains(fn)(state, *extras)
@@ -165,9 +167,9 @@ class MetropolisKernel(TargetKernel):
 
     def __init__(
         self,
-        model: Callable[..., Any] | None,
+        model: Callable[..., object] | None,
         potential_fn: Callable[[PyTree], Array] | None,
-        init_strategy: Callable[..., Any],
+        init_strategy: Callable[..., object],
         options: StepSizeOptions,
     ) -> None:
         super().__init__(model, potential_fn, init_strategy)
@@ -178,7 +180,7 @@ class MetropolisKernel(TargetKernel):
         self._options = options._replace(first=first, target_accept_prob=target)
         self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(target, maximum, self._is_second_order)
 
-    def compiled_once(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled_once(self, run: Callable) -> Callable[[tuple], tuple[dict, KernelState]]:
         """Run the chains of a batch as one program that is kept: ``MCMC(kernel, chain_method=kernel.compiled_once)``.
 
         It takes the place of ``chain_method="vectorized"``, whose loop NumPyro compiles at every run, and gives the
@@ -213,8 +215,8 @@ class MetropolisKernel(TargetKernel):
         rng_key: Array,
         num_warmup: int,
         init_params: PyTree = None,
-        model_args: tuple[Any, ...] = (),
-        model_kwargs: dict[str, Any] | None = None,
+        model_args: tuple = (),
+        model_kwargs: Mapping[str, object] | None = None,
     ) -> KernelState:
         """Return the first state, or a batch of them for a batch of keys.
 
@@ -271,9 +273,7 @@ class MetropolisKernel(TargetKernel):
         self._sample_fn, self._loop = self._step, None
         return state
 
-    def sample(
-        self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
-    ) -> KernelState:
+    def sample(self, state: KernelState, model_args: tuple, model_kwargs: Mapping[str, object] | None) -> KernelState:
         """Take one step of every chain in ``state``, with the potential of these model arguments."""
         adapt_state = state.adapt_state
         if adapt_state.mixing is not None and not is_prng_key(state.rng_key):
@@ -283,9 +283,7 @@ class MetropolisKernel(TargetKernel):
             state = state._replace(adapt_state=adapt_state._replace(mixing=mixing))
         return self._for_each_chain(self._step, state, model_args, model_kwargs)
 
-    def refresh(
-        self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
-    ) -> KernelState:
+    def refresh(self, state: KernelState, model_args: tuple, model_kwargs: Mapping[str, object] | None) -> KernelState:
         """Recompute the potential energy and its gradient for other model arguments; the chain stays put."""
 
         def refreshed(state: KernelState, *model_arguments: Any) -> KernelState:
@@ -320,7 +318,7 @@ class MetropolisKernel(TargetKernel):
         """Return the preconditioner to start from, or None."""
         return None
 
-    def _first_mixing(self, dtype: Any, num_warmup: int) -> Autocorrelation | None:
+    def _first_mixing(self, dtype: jnp.dtype, num_warmup: int) -> Autocorrelation | None:
         """Return empty sums of the energy for a kernel that makes use of them, or None."""
         return None
 
@@ -354,9 +352,7 @@ class MetropolisKernel(TargetKernel):
             rng_key=rng_key,
         )
 
-    def _step(
-        self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
-    ) -> KernelState:
+    def _step(self, state: KernelState, model_args: tuple, model_kwargs: Mapping[str, object] | None) -> KernelState:
         evaluate, num_proposals = self._evaluator(model_args, model_kwargs), self._num_proposals(state)
         zero = jnp.zeros_like(state.energy_error)
         state = state._replace(accept_prob=zero, num_grad=jnp.zeros_like(state.num_grad))
@@ -455,7 +451,7 @@ class MetropolisKernel(TargetKernel):
         step_size_state = select(is_end, self._rule.restart(adapt_state.step_size_state), adapt_state.step_size_state)
         return step_size, adapt_state._replace(step_size_state=step_size_state, preconditioner=renewed)
 
-    def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
+    def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: object) -> KernelState:
         if is_prng_key(state.rng_key):
             return fn(state, *args)
         return over_states(lambda chain: fn(chain, *args), state)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from numpyro_wide.mcmc._chains import Loop
 from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree
 
 
-def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], Array] | None) -> None:
+def check_target(model: Callable[..., object] | None, potential_fn: Callable[[PyTree], Array] | None) -> None:
     """Refuse anything but exactly one function."""
     if (model is None) == (potential_fn is None):
         passed = "neither" if model is None else "both"
@@ -65,28 +65,28 @@ class TargetKernel(MCMCKernel):
     # Of the sites that are sampled; None before `init`, and where one depends on the values of others.
     _supports: dict[str, Constraint] | None
     _loop: Loop | None
-    _potential_fn_gen: Callable[..., Any] | None
-    _postprocess_fn: Callable[..., Any] | None
+    _potential_fn_gen: Callable[..., Callable[[PyTree], Array]] | None
+    _postprocess_fn: Callable[..., Callable] | None
     # MCMC looks at this name to learn whether `init` has run.
-    _sample_fn: Callable[..., Any] | None
+    _sample_fn: Callable[..., object] | None
 
     def __init__(
         self,
-        model: Callable[..., Any] | None,
+        model: Callable[..., object] | None,
         potential_fn: Callable[[PyTree], Array] | None,
-        init_strategy: Callable[..., Any],
+        init_strategy: Callable[..., object],
     ) -> None:
         check_target(model, potential_fn)
         self._model, self._potential_fn, self._init_strategy = model, potential_fn, init_strategy
         self._forget_model()
 
     @property
-    def model(self) -> Callable[..., Any] | None:
+    def model(self) -> Callable[..., object] | None:
         """The NumPyro model, or None if the kernel was built from a potential function."""
         return self._model
 
     def get_potential_fn(
-        self, model_args: tuple[Any, ...] = (), model_kwargs: dict[str, Any] | None = None
+        self, model_args: tuple = (), model_kwargs: Mapping[str, object] | None = None
     ) -> Callable[[PyTree], Array]:
         """Return the potential energy of the model for the given arguments, in unconstrained space."""
         if self._potential_fn is not None:
@@ -95,7 +95,7 @@ class TargetKernel(MCMCKernel):
             raise RuntimeError("The potential function is known once `init` has seen the model; call `init` first.")
         return self._potential_fn_gen(*model_args, **(model_kwargs or {}))
 
-    def postprocess_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable:
+    def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, object] | None) -> Callable:
         """Return the map from unconstrained to constrained values and deterministic sites."""
         if self._postprocess_fn is None:
             return identity
@@ -103,14 +103,14 @@ class TargetKernel(MCMCKernel):
         # MCMC asks for it outside of its compiled loop as well: one program instead of one an operation.
         return lambda z: run_program(postprocess, z, quick=True)
 
-    def get_constrain_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable:
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, object] | None) -> Callable:
         """Return the map to constrained values alone; the model of a block of ``Gibbs`` cannot be run for it."""
         supports = self._supports
         if supports is None:
             return self.postprocess_fn(model_args, model_kwargs)
         return lambda z: {name: biject_to(supports[name])(value) for name, value in z.items()}
 
-    def wrap_model(self, wrapper: Callable[..., Any]) -> Self:
+    def wrap_model(self, wrapper: Callable[[Callable], Callable]) -> Self:
         """Return a copy of this kernel for ``wrapper(model)``, as NumPyro's ``Gibbs`` asks for."""
         if self._model is None:
             raise ValueError("wrap_model needs a kernel that was built from a model, not from a potential_fn.")
@@ -119,7 +119,7 @@ class TargetKernel(MCMCKernel):
         kernel._forget_model()
         return kernel
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # The closures over the model's trace are rebuilt by the next `init`.
         return {**self.__dict__, **dict.fromkeys(_TRACE_ATTRIBUTES)}
 
@@ -127,7 +127,7 @@ class TargetKernel(MCMCKernel):
         self.__dict__.update(dict.fromkeys(_TRACE_ATTRIBUTES))
 
     def _first_point(
-        self, rng_key: Array, init_params: PyTree, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
+        self, rng_key: Array, init_params: PyTree, model_args: tuple, model_kwargs: Mapping[str, object] | None
     ) -> tuple[Point, Sites]:
         """Return the first point of a chain, or of each of several keys, and the sites of a run of the model."""
         num_chains = None if is_prng_key(rng_key) else len(rng_key)
@@ -160,7 +160,7 @@ class TargetKernel(MCMCKernel):
         evaluate = self._evaluator(model_args, model_kwargs)
         return (evaluate if num_chains is None else over_chains(evaluate))(_as_floats(init_params)), sites
 
-    def _evaluator(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Evaluate:
+    def _evaluator(self, model_args: tuple, model_kwargs: Mapping[str, object] | None) -> Evaluate:
         """Return the function from a position to its :class:`Point`, one evaluation of the potential."""
         potential_fn = self.get_potential_fn(model_args, model_kwargs)
 
@@ -177,7 +177,7 @@ class TargetKernel(MCMCKernel):
         return lambda z: Point(z, *jax.value_and_grad(checked)(z))
 
 
-def _start_of_block(values: dict[str, Any], supports: dict[str, Constraint] | None) -> dict[str, Array]:
+def _start_of_block(values: dict[str, Array], supports: dict[str, Constraint] | None) -> dict[str, Array]:
     """Return the first position of a block of ``Gibbs``, which hands over values of the sites, not positions."""
     if supports is None:
         raise ValueError(

@@ -1,7 +1,6 @@
 """Crank-Nicolson kernels, without and with gradients."""
 
 from collections.abc import Callable
-from typing import Any
 
 from jax import Array
 from numpyro.infer.initialization import init_to_uniform
@@ -62,14 +61,14 @@ class PreconditionedCrankNicolson(MetropolisKernel):
 
     def __init__(
         self,
-        model: Callable[..., Any] | None = None,
+        model: Callable[..., object] | None = None,
         *,
         potential_fn: Callable[[PyTree], Array] | None = None,
         step_size: float = 0.2,
         adapt_step_size: bool = True,
         target_accept_prob: float = 0.25,
         find_heuristic_step_size: bool = False,
-        init_strategy: Callable[..., Any] = init_to_uniform,
+        init_strategy: Callable[..., object] = init_to_uniform,
     ) -> None:
         options = StepSizeOptions(step_size, adapt_step_size, target_accept_prob, find_heuristic_step_size, 1.0)
         super().__init__(model, potential_fn, init_strategy, options)
@@ -122,14 +121,14 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
 
     def __init__(
         self,
-        model: Callable[..., Any] | None = None,
+        model: Callable[..., object] | None = None,
         *,
         potential_fn: Callable[[PyTree], Array] | None = None,
         step_size: float = 0.1,
         adapt_step_size: bool = True,
         target_accept_prob: float = 0.6,
         find_heuristic_step_size: bool = False,
-        init_strategy: Callable[..., Any] = init_to_uniform,
+        init_strategy: Callable[..., object] = init_to_uniform,
     ) -> None:
         options = StepSizeOptions(step_size, adapt_step_size, target_accept_prob, find_heuristic_step_size, 2.0)
         super().__init__(model, potential_fn, init_strategy, options)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +69,7 @@ class UnderdampedLangevin(MetropolisKernel):
 
     def __init__(
         self,
-        model: Callable[..., Any] | None = None,
+        model: Callable[..., object] | None = None,
         *,
         potential_fn: Callable[[PyTree], Array] | None = None,
         step_size: float = 0.1,
@@ -80,7 +79,7 @@ class UnderdampedLangevin(MetropolisKernel):
         target_accept_prob: float | None = None,
         bias_tolerance: float = 0.05,
         find_heuristic_step_size: bool = False,
-        init_strategy: Callable[..., Any] = init_to_uniform,
+        init_strategy: Callable[..., object] = init_to_uniform,
     ) -> None:
         target = 0.95 if target_accept_prob is None else target_accept_prob
         options = StepSizeOptions(step_size, adapt_step_size, target, find_heuristic_step_size)

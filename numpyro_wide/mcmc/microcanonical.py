@@ -98,7 +98,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
 
     def __init__(
         self,
-        model: Callable[..., Any] | None = None,
+        model: Callable[..., object] | None = None,
         *,
         potential_fn: Callable[[PyTree], Array] | None = None,
         adjusted: bool = True,
@@ -109,7 +109,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
         target_accept_prob: float | None = None,
         bias_tolerance: float = 0.05,
         find_heuristic_step_size: bool | None = None,
-        init_strategy: Callable[..., Any] = init_to_uniform,
+        init_strategy: Callable[..., object] = init_to_uniform,
     ) -> None:
         if find_heuristic_step_size is None:
             find_heuristic_step_size = adjusted and adapt_step_size
@@ -160,7 +160,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
         length = velocity.size**0.5
         persistence = jnp.exp(-step_size / (self._forgetting * whitening.length))
 
-        def body(i: Array, carry: Any) -> Any:
+        def body(i: Array, carry: tuple[Point, Array, Array, Array]) -> tuple[Point, Array, Array, Array]:
             point, direction, error, square_error = carry
             fresh = jax.random.normal(jax.random.fold_in(noise.rng_key, i), direction.shape, direction.dtype)
             direction = unit(refresh_momentum(length * direction, fresh, persistence))

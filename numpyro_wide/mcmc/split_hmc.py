@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +98,7 @@ class SplitHMC(MetropolisKernel):
 
     def __init__(
         self,
-        model: Callable[..., Any] | None = None,
+        model: Callable[..., object] | None = None,
         *,
         potential_fn: Callable[[PyTree], Array] | None = None,
         step_size: float | None = None,
@@ -110,7 +110,7 @@ class SplitHMC(MetropolisKernel):
         adapt_reference: bool = True,
         target_accept_prob: float = 0.9,
         find_heuristic_step_size: bool = True,
-        init_strategy: Callable[..., Any] = init_to_uniform,
+        init_strategy: Callable[..., object] = init_to_uniform,
     ) -> None:
         self._fixed_num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._trajectory_angle = check_number("trajectory_angle", trajectory_angle, 0.0, math.inf)
@@ -148,7 +148,7 @@ class SplitHMC(MetropolisKernel):
     def _first_preconditioner(self, z: PyTree, num_warmup: int) -> Reference | None:
         return Reference.start(z) if self._adapt_reference and num_warmup >= MIN_WARMUP else None
 
-    def _first_mixing(self, dtype: Any, num_warmup: int) -> Autocorrelation | None:
+    def _first_mixing(self, dtype: jnp.dtype, num_warmup: int) -> Autocorrelation | None:
         is_auto = self._persistence is None and self._fixed_num_steps is None
         return Autocorrelation.start(dtype) if is_auto and num_warmup >= MIN_WARMUP else None
 

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from numpyro_wide._checks import as_floats, check_finite, check_one_of, listing, whole_number
 from numpyro_wide.nn._layers import (
     Activation,
+    Scale,
     activation_function,
     check_scale,
     is_zero,
@@ -74,18 +75,18 @@ class AdditiveNetwork(linen.Module):
     width: int = 16
     activation: Activation = "erf"
     dense: int = 0
-    which: Any = None
-    law: Any = "normal"
-    w_std: Any = 1.0
-    b_std: Any = 1.0
-    relevance: Any = 1.0
-    order_scale: Any = 1.0
-    readout_b_std: Any = 0.0
+    which: Sequence[Sequence[int]] | None = None
+    law: str | np.ndarray | Array = "normal"
+    w_std: Scale | Sequence[float] = 1.0
+    b_std: Scale | Sequence[float] = 1.0
+    relevance: Scale | Sequence[float] = 1.0
+    order_scale: Scale | Sequence[float] = 1.0
+    readout_b_std: Scale = 0.0
     depth: int = 1
-    dense_w_std: Any = None
-    dense_b_std: Any = 0.0
-    dense_scale: Any = None
-    input_scale: Any = None
+    dense_w_std: Scale | Sequence[float] | None = None
+    dense_b_std: Scale | Sequence[float] = 0.0
+    dense_scale: Scale | None = None
+    input_scale: Scale | None = None
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
@@ -142,7 +143,7 @@ class AdditiveNetwork(linen.Module):
         return sorted(terms, key=len)
 
 
-def unit_scales(network: AdditiveNetwork, num_inputs: int, dtype: Any) -> dict[str, Array]:
+def unit_scales(network: AdditiveNetwork, num_inputs: int, dtype: DTypeLike) -> dict[str, Array]:
     """Return checked scales of units by column, (d_in,), and of effects by order, (order,)."""
     for name in ADDITIVE_SCALES:
         if (value := getattr(network, name)) is not None:
@@ -158,7 +159,7 @@ def unit_scales(network: AdditiveNetwork, num_inputs: int, dtype: Any) -> dict[s
 
 def dense_block(network: AdditiveNetwork, **options: Any) -> FCN:
     """Return the block that sees all inputs."""
-    scales = {"w_std": network.dense_w_std, "b_std": network.dense_b_std, "readout_w_std": network.dense_scale}
+    scales: dict = {"w_std": network.dense_w_std, "b_std": network.dense_b_std, "readout_w_std": network.dense_scale}
     return FCN(network.depth, network.dense, network.activation, **scales, input_scale=network.input_scale, **options)
 
 
@@ -167,7 +168,7 @@ def by_order(terms: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     return [np.array(list(group)) for _, group in itertools.groupby(terms, len)]
 
 
-def law_nodes(law: Any, num_inputs: int) -> tuple[ArrayLike, ArrayLike]:
+def law_nodes(law: str | np.ndarray | Array, num_inputs: int) -> tuple[ArrayLike, ArrayLike]:
     """Return nodes (m, d_in) and weights (m,) of the inputs' law."""
     if isinstance(law, str):
         check_one_of("law", law, LAWS, also="or rows of inputs")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from numpyro_wide._activations import Activation
 from numpyro_wide._checks import column_deviations
@@ -38,7 +39,7 @@ _OF_BLOCK = {
 }
 
 
-def structured_network(activation: Activation, order: int, depth: int, inputs: np.ndarray) -> Any:
+def structured_network(activation: Activation, order: int, depth: int, inputs: np.ndarray) -> AdditiveNetwork:
     """Return an additive network with the law of some inputs, and a dense block of this depth if that is not 0."""
     law = np.quantile(inputs, (np.arange(_NUM_NODES) + 0.5) / _NUM_NODES, axis=0)
     return AdditiveNetwork(order, _WIDTH, activation, law=law, dense=8 * _WIDTH if depth else 0, depth=max(depth, 1))
@@ -113,7 +114,7 @@ class AdditiveProblem(ScaleProblem):
     def __getitem__(self, rows: np.ndarray) -> "AdditiveProblem":
         return replace(self, inputs=self.inputs[rows], block=None if self.block is None else self.block[rows])
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         structure = "additive" if self.block is None else "both"
         return super().row() | {"structure": structure, "order": self.network.order, "input_scale": self.is_by_input}
 
@@ -121,10 +122,10 @@ class AdditiveProblem(ScaleProblem):
     def is_by_input(self) -> bool:
         return "relevance" in self.by_entry
 
-    def kernel_of(self, scales: dict[str, Any]) -> np.ndarray:
+    def kernel_of(self, scales: dict[str, np.ndarray]) -> np.ndarray:
         return self.nngp_of(self.network.clone(**scales), self.inputs)
 
-    def slopes_of(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
+    def slopes_of(self, scales: dict[str, np.ndarray], slope: np.ndarray) -> dict[str, np.ndarray]:
         network, rows = self.network.clone(**scales), whole_tiles(self.inputs)
         effects, units = effects_of(network, rows.shape[1]), _Units(network, rows.shape[1])
         means, by_means, weights = units.means(rows), np.zeros(rows.shape), np.zeros([len(rows)] * 2)
@@ -157,7 +158,7 @@ _COLUMNS = 4  # of units at a time
 class _Units:
     """Units of single inputs, and the means of their kernels over a law, by tiles: one program for all columns."""
 
-    def __init__(self, network: Any, num_inputs: int):
+    def __init__(self, network: AdditiveNetwork, num_inputs: int):
         scales = {name: np.asarray(value) for name, value in unit_scales(network, num_inputs, float).items()}
         self.activation = network.activation
         self.own_scales = {name: scales.pop(name) for name in ("w_std", "b_std")}
@@ -168,7 +169,7 @@ class _Units:
         """Return the kernels of a tile, (columns, n1, n2), some columns at a time."""
         return [_units(self.activation, *columns, is_on_diagonal) for columns in self._columns(x1.T, x2.T)]
 
-    def slopes(self, x1: np.ndarray, x2: np.ndarray, is_on_diagonal: bool, slopes: Sequence[Any]) -> Slopes:
+    def slopes(self, x1: np.ndarray, x2: np.ndarray, is_on_diagonal: bool, slopes: Sequence[ArrayLike]) -> Slopes:
         """Return derivatives by the scales of units, (d_in,), from those by the kernels of a tile."""
         pairs = zip(self._columns(x1.T, x2.T), slopes, strict=True)
         by_scale = [_units_slope(self.activation, *columns, is_on_diagonal, slope) for columns, slope in pairs]
@@ -208,13 +209,13 @@ class _Units:
         return [len(rows), len(rows) + len(self.nodes)]
 
 
-def _block_scales(network: Any) -> dict[str, Any]:
+def _block_scales(network: AdditiveNetwork) -> dict[str, Any]:
     """Return the scales of the dense block, by their names in an FCN."""
     return {name: value for name, value in dense_block(network, parent=None).scales().items() if value is not None}
 
 
 @partial(jax.jit, static_argnums=0)
-def _units(activation: Activation, w_std: Any, b_std: Any, x1: Any, x2: Any, is_on_diagonal: Any) -> Array:
+def _units(activation: Activation, w_std: Array, b_std: Array, x1: Array, x2: Array, is_on_diagonal: Array) -> Array:
     """Return the kernels of units of some columns, (columns, n1, n2)."""
     same = is_on_diagonal & jnp.eye(x1.shape[1], x2.shape[1], dtype=bool)
     return jax.lax.map(lambda column: unit_kernel(activation, column, same)[0], (w_std, b_std, x1, x2))
@@ -222,12 +223,12 @@ def _units(activation: Activation, w_std: Any, b_std: Any, x1: Any, x2: Any, is_
 
 @partial(jax.jit, static_argnums=0)
 def _units_slope(
-    activation: Activation, w_std: Any, b_std: Any, x1: Any, x2: Any, is_on_diagonal: Any, slope: Any
+    activation: Activation, w_std: Array, b_std: Array, x1: Array, x2: Array, is_on_diagonal: Array, slope: Array
 ) -> Array:
     """Return derivatives by both scales of some columns, (2, columns), from those by their kernels."""
     same = is_on_diagonal & jnp.eye(x1.shape[1], x2.shape[1], dtype=bool)
 
-    def of_column(column: Any) -> Any:
+    def of_column(column: tuple) -> tuple:
         *scales, x1, x2, slope = column
         return jax.vjp(lambda *scales: unit_kernel(activation, (*scales, x1, x2), same)[0], *scales)[1](slope)
 
@@ -243,7 +244,7 @@ def _tile(effects: Effects, scales: Scales, kernels: list[Array], means1: Array,
 
 @partial(jax.jit, static_argnums=0)
 def _tile_slope(
-    effects: Effects, scales: Scales, kernels: list[Array], means1: Array, means2: Array, slope: Any
-) -> tuple[Any, list[Array], Array, Array]:
+    effects: Effects, scales: Scales, kernels: list[Array], means1: Array, means2: Array, slope: Array
+) -> tuple[Scales, list[Array], Array, Array]:
     """Return derivatives by the scales of effects, by the kernels of units and by both means, from that by the tile."""
     return jax.vjp(partial(_tile, effects), scales, kernels, means1, means2)[1](slope)

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from numpyro_wide._checks import whole_number
 from numpyro_wide.nn._additive import AdditiveNetwork, dense_block, effects_of, law_nodes, unit_scales
@@ -32,7 +32,7 @@ def _fcn(network: FCN, inputs: Inputs) -> LayerKernels:
 def _cnn(network: CNN, inputs: Inputs) -> LayerKernels:
     first_w_std, w_std, readout_w_std = checked_scales(network, inputs.x1)
 
-    def layer(units: LayerKernels, w_std: Any) -> LayerKernels:
+    def layer(units: LayerKernels, w_std: ArrayLike) -> LayerKernels:
         sums = units.convolution(w_std, network.b_std, padding=network.padding)
         return (sums.normalise() if network.layer_norm else sums).activate(network.activation)
 
@@ -53,7 +53,7 @@ def _wide_resnet(network: WideResNet, inputs: Inputs) -> LayerKernels:
         options = {"kernel_size": (size, size), "strides": (stride, stride)}
         return units.convolution(w_std, network.b_std, padding=network.padding, **options)
 
-    def block(units: LayerKernels, k: Any, *, stride: int, is_reshaped: bool) -> LayerKernels:
+    def block(units: LayerKernels, k: int | Array, *, stride: int, is_reshaped: bool) -> LayerKernels:
         active = units.activate(network.activation)
         residual = convolution(convolution(active, 3, stride).activate(network.activation), 3, 1)
         skip = convolution(active, 1, stride) if is_reshaped else units
@@ -81,7 +81,7 @@ def _additive(network: AdditiveNetwork, inputs: Inputs) -> LayerKernels:
         """Return the kernel with a share of each unit's tangent kernel."""
         means = (unit_means(network.activation, scales, x, nodes, weights, share) for x in (x1, x2))
 
-        def of_input(column: Any) -> Kernel:
+        def of_input(column: tuple) -> Kernel:
             return unit_kernel(network.activation, column, inputs.same, share)
 
         return sum_of_effects(effects, scales, of_input, (scales["w_std"], scales["b_std"], x1.T, x2.T), *means)

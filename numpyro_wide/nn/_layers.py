@@ -12,6 +12,8 @@ from jax import Array
 from numpyro_wide._activations import LAYER_NORM_EPSILON, PADDINGS, Activation, activation_function
 from numpyro_wide._checks import check_finite, check_not_negative, check_one_of, is_known, whole_number
 
+Scale = float | np.floating | np.ndarray | Array  # a standard deviation, or several
+
 
 def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
     r"""Return $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1)."""
@@ -26,7 +28,7 @@ def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
     return float(np.sqrt((1 - b_std**2) / second_moment))
 
 
-def scale_or_unit(scale: Any, activation: Activation, b_std: Any) -> Any:
+def scale_or_unit(scale: Scale | None, activation: Activation, b_std: Scale) -> Scale:
     """Return a layer's scale; for None, the one of unit variance."""
     if scale is not None:
         return scale
@@ -73,8 +75,8 @@ class NTKDense(linen.Module):
     """
 
     features: int
-    w_std: Any = 1.0
-    b_std: Any = 0.0
+    w_std: Scale = 1.0
+    b_std: Scale = 0.0
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
@@ -109,8 +111,8 @@ class NTKConv(linen.Module):
     kernel_size: tuple[int, int] = (3, 3)
     strides: tuple[int, int] = (1, 1)
     padding: str = "CIRCULAR"
-    w_std: Any = 1.0
-    b_std: Any = 0.0
+    w_std: Scale = 1.0
+    b_std: Scale = 0.0
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
@@ -129,7 +131,7 @@ class NTKConv(linen.Module):
         return _add_bias(self, (self.w_std / (height * width * num_channels) ** 0.5) * convolved)
 
 
-def scaled_features(units: Array, readout_w_std: Any, readout_b_std: Any) -> Array:
+def scaled_features(units: Array, readout_w_std: Scale, readout_b_std: Scale) -> Array:
     r"""Return $\sigma_w / \sqrt{d}$ times units (n, d), and a column for a bias."""
     features = (readout_w_std / units.shape[1] ** 0.5) * units
     if is_zero(readout_b_std):
@@ -175,7 +177,7 @@ def _check_layer(layer: NTKDense | NTKConv) -> None:
     check_scale("b_std", layer.b_std)
 
 
-def _add_bias(layer: Any, outputs: Array) -> Array:
+def _add_bias(layer: NTKDense | NTKConv, outputs: Array) -> Array:
     if is_zero(layer.b_std):
         return outputs
     bias = layer.param("bias", standard_normal, (layer.features,))

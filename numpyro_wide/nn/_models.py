@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from flax import linen, nnx
 from jax import Array
 from jax.scipy.special import log_ndtr, ndtr, ndtri
 from jax.typing import ArrayLike
@@ -36,7 +37,7 @@ from numpyro_wide.nn._networks import CNN, FCN, SCALES, WideResNet
 from numpyro_wide.nn._random import by_row_blocks, is_module, random_network
 
 
-def scale_site(name: str, prior: Any) -> Any:
+def scale_site(name: str, prior: ArrayLike | dist.Distribution) -> ArrayLike:
     """Return a scale; for a prior, the deterministic image ``name`` of the N(0, 1) site ``name`` + "_base"."""
     if not isinstance(prior, dist.Distribution):
         return prior
@@ -56,16 +57,16 @@ def check_prior(name: str, prior: dist.Distribution) -> None:
         raise ValueError(f"the prior of {name} must be one of positive numbers, but is uniform from {inner.low} on.")
 
 
-def _half_normal(prior: Any, z: Array) -> Array:
+def _half_normal(prior: dist.HalfNormal, z: Array) -> Array:
     return prior.scale * _by_tail(z, lambda p: jnp.sqrt(2.0) * jax.lax.erf_inv(p), lambda q: -ndtri(q / 2))
 
 
-def _half_cauchy(prior: Any, z: Array) -> Array:
+def _half_cauchy(prior: dist.HalfCauchy, z: Array) -> Array:
     z = jnp.minimum(z, 8.0)  # 1e15; beyond, its square leaves float32
     return prior.scale * _by_tail(z, lambda p: jnp.tan(jnp.pi / 2 * p), lambda q: 1 / jnp.tan(jnp.pi / 2 * q))
 
 
-def _exponential(prior: Any, z: Array) -> Array:
+def _exponential(prior: dist.Exponential, z: Array) -> Array:
     # In the far tail only the logarithm is within float32.
     lower, upper = -jnp.log1p(-ndtr(jnp.minimum(z, 0.0))), -log_ndtr(-jnp.maximum(z, 0.0))
     return jnp.where(z < 0, lower, upper) / prior.rate
@@ -77,7 +78,7 @@ def _by_tail(z: Array, of_lower: Callable, of_upper: Callable) -> Array:
     return jnp.where(z < 0, lower, upper)
 
 
-IMAGES: dict[type[dist.Distribution], Callable[[Any, Array], Array]] = {
+IMAGES: dict[type[dist.Distribution], Callable[[dist.Distribution, Array], Array]] = {
     dist.Exponential: _exponential,
     dist.HalfCauchy: _half_cauchy,
     dist.HalfNormal: _half_normal,
@@ -110,8 +111,8 @@ class NoiseNetwork:
         ((5,), (3,))
     """
 
-    level: Any
-    amplitude: Any = 1.0
+    level: ArrayLike | dist.Distribution
+    amplitude: ArrayLike | dist.Distribution = 1.0
     depth: int = 1
     width: int = 16
     activation: Activation = "tanh"
@@ -138,7 +139,7 @@ class NoiseNetwork:
             return numpyro.deterministic("noise", level * jnp.exp(amplitude * (features @ readout)))
 
 
-def _check_prior_or_positive(name: str, value: Any) -> None:
+def _check_prior_or_positive(name: str, value: ArrayLike | dist.Distribution) -> None:
     if isinstance(value, dist.Distribution):
         check_prior(name, value)
     else:
@@ -186,7 +187,7 @@ def warn_of_prior_size(
 
 
 def bnn(
-    features_net: Any,
+    features_net: linen.Module | nnx.Module | Callable,
     num_outputs: int | None,
     noise: ArrayLike | dist.Distribution | NoiseNetwork,
     *,
@@ -257,7 +258,7 @@ def _bnn(
         raise ValueError(f"x must have a row and a column at least, but has shape {np.shape(x)}.")
     if isinstance(noise, NoiseNetwork):
         by_row = noise(x)
-        noise_scale = by_row if num_outputs is None else by_row[:, None]
+        noise_scale: ArrayLike = by_row if num_outputs is None else by_row[:, None]
     else:
         noise_scale = scale_site("noise", noise)
     if scales:
@@ -295,12 +296,12 @@ def _bnn(
         numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
 
 
-def _is_scaled(features_net: Any) -> bool:
+def _is_scaled(features_net: object) -> bool:
     """Return whether a network has scales of its own."""
     return isinstance(features_net, AdditiveNetwork | FCN | CNN | WideResNet)
 
 
-def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dist.Distribution]:
+def _checked_scales(features_net: object, scales: Mapping | None) -> dict[str, ArrayLike | dist.Distribution]:
     """Return the scales of :func:`bnn` as a new dictionary."""
     scales = dict(scales or {})
     if not scales:

@@ -1,5 +1,6 @@
 """Fully connected, convolutional and residual networks, and one that summarises data for an amortised guide."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpyro_wide.nn._layers import (
     Activation,
     NTKConv,
     NTKDense,
+    Scale,
     activation_function,
     check_images,
     check_scale,
@@ -54,11 +56,11 @@ class FCN(linen.Module):
     depth: int
     width: int
     activation: Activation = "gelu"
-    w_std: Any = None
-    b_std: Any = 0.0
-    readout_w_std: Any = None
-    readout_b_std: Any = 0.0
-    input_scale: Any = None
+    w_std: Scale | Sequence[float] | None = None
+    b_std: Scale | Sequence[float] = 0.0
+    readout_w_std: Scale | None = None
+    readout_b_std: Scale = 0.0
+    input_scale: Scale | None = None
     layer_norm: bool = False
 
     @linen.compact
@@ -99,7 +101,7 @@ class FCN(linen.Module):
             # No activation precedes the first layer.
             preceding = ["identity", *[self.activation] * (self.depth - 1)][: self.depth]
             by_layer = zip(preceding, b_std, strict=True)
-            w_std: Any = np.array([scale_or_unit(None, activation, b_std) for activation, b_std in by_layer])
+            w_std: Scale = np.array([scale_or_unit(None, activation, b_std) for activation, b_std in by_layer])
         else:
             w_std = _by_layer("w_std", self.w_std, self.depth, is_data=isinstance(self.w_std, Array))
         return {
@@ -113,7 +115,7 @@ class FCN(linen.Module):
         }
 
 
-def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
+def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Array | np.ndarray:
     """Return a scale by layer, (depth,): NumPy's where known, to omit biases of scale zero."""
     shape = np.shape(scale)
     if shape not in ((), (depth,)):
@@ -123,7 +125,7 @@ def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
     return np.broadcast_to(np.asarray(scale, float), (depth,))
 
 
-def _number(scale: Any) -> Any:
+def _number(scale: Scale) -> float | Array:
     """Return a NumPy number as Python's, for the units' type."""
     return scale if isinstance(scale, Array) else float(scale)
 
@@ -158,10 +160,10 @@ class CNN(linen.Module):
     depth: int
     width: int
     activation: Activation = "gelu"
-    w_std: Any = None
-    b_std: Any = 0.0
-    readout_w_std: Any = None
-    readout_b_std: Any = 0.0
+    w_std: Scale | None = None
+    b_std: Scale = 0.0
+    readout_w_std: Scale | None = None
+    readout_b_std: Scale = 0.0
     padding: str = "CIRCULAR"
     pooling: str = "flatten"
     layer_norm: bool = False
@@ -216,10 +218,10 @@ class WideResNet(linen.Module):
     num_blocks: int
     width: int
     activation: Activation = "gelu"
-    w_std: Any = None
-    b_std: Any = 0.0
-    readout_w_std: Any = None
-    readout_b_std: Any = 0.0
+    w_std: Scale | None = None
+    b_std: Scale = 0.0
+    readout_w_std: Scale | None = None
+    readout_b_std: Scale = 0.0
     c: float = 1.0
     padding: str = "CIRCULAR"
     pooling: str = "mean"
@@ -248,7 +250,7 @@ class WideResNet(linen.Module):
         return _pooled_features(self, activate(hidden), readout_w_std)
 
 
-def checked_scales(network: CNN | WideResNet, x: Array) -> tuple[Any, Any, Any]:
+def checked_scales(network: CNN | WideResNet, x: Array) -> tuple[Scale, Scale, Scale]:
     """Check a network and its images; return the weights' scales in the first layer, later ones and the readout."""
     if isinstance(network, CNN):
         whole_number("depth", network.depth)
@@ -266,7 +268,7 @@ def checked_scales(network: CNN | WideResNet, x: Array) -> tuple[Any, Any, Any]:
     return first_w_std, later_w_std, scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
 
 
-def _pooled_features(network: CNN | WideResNet, units: Array, readout_w_std: Any) -> Array:
+def _pooled_features(network: CNN | WideResNet, units: Array, readout_w_std: Scale) -> Array:
     """Return the readout's features for units (n, h, w, channels)."""
     pooled = units.mean(axis=(1, 2)) if network.pooling == "mean" else units.reshape(units.shape[0], -1)
     return scaled_features(pooled, readout_w_std, network.readout_b_std)

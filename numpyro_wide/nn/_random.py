@@ -19,7 +19,7 @@ from numpyro_wide._compile import operations
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
 
 
-def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
+def random_network(name: str, module: linen.Module | nnx.Module, *args: object) -> Callable:
     """Make a network with a standard normal prior over all parameters, one site each.
 
     A site is called ``name`` and the parameter's path, joined by ".", and has the parameter's shape.
@@ -52,7 +52,7 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
     return network(jax.tree.unflatten(jax.tree.structure(shapes), values))
 
 
-def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args: Any) -> Any:
+def network_parameters(draws: Mapping[str, Array], name: str, module: linen.Module | nnx.Module, *args: object) -> Any:
     """Return a module's parameters from draws of the sites of :func:`random_network`, with its other arguments.
 
     ``draws`` are by site, with any leading axes, such as ``mcmc.get_samples()``. The parameters have these axes, in the
@@ -72,11 +72,11 @@ def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args
     return jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(draws[site]) for site in sites])
 
 
-def is_module(candidate: Any) -> bool:
+def is_module(candidate: object) -> bool:
     return isinstance(candidate, linen.Module | nnx.Module)
 
 
-def _shapes_and_network(module: Any, args: tuple) -> tuple[Any, Callable]:
+def _shapes_and_network(module: linen.Module | nnx.Module, args: tuple) -> tuple[Any, Callable]:
     """Return the parameters' shapes, in the module's structure, and the map from parameters to a network."""
     if isinstance(module, linen.Module):
         variables = jax.eval_shape(module.init, jax.random.key(0), *args)
@@ -89,13 +89,13 @@ def _shapes_and_network(module: Any, args: tuple) -> tuple[Any, Callable]:
     variables = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
     _refuse_state(module, sorted({type(variable).__name__ for variable in variables}))
 
-    def network(parameters: Any) -> Callable[..., Any]:
+    def network(parameters: nnx.State) -> Callable:
         return lambda *inputs, **options: nnx.merge(graph, parameters, keys, state, copy=True)(*inputs, **options)
 
     return parameters, network
 
 
-def _sites(name: str, parameters: Any) -> list[str]:
+def _sites(name: str, parameters: object) -> list[str]:
     """Return the names of the parameters' sites, in leaf order."""
     # NNX holds an array as its variable's attribute "value".
     keys = [
@@ -104,7 +104,7 @@ def _sites(name: str, parameters: Any) -> list[str]:
     return [f"{name}.{keystr(path, simple=True, separator='.')}" for path in keys]
 
 
-def _refuse_state(module: Any, state: list[str]) -> None:
+def _refuse_state(module: linen.Module | nnx.Module, state: list[str]) -> None:
     if state:
         raise ValueError(
             f"the module {type(module).__name__} has state besides its parameters, {', '.join(state)}, which no prior "
@@ -141,7 +141,7 @@ def by_row_blocks(
     """
     fixed_size = None if block_size in (None, "auto") else whole_number("block_size", block_size)
 
-    def blocked(x: Array) -> Any:
+    def blocked(x: Array) -> Array | RowFeatures:
         x = jnp.asarray(x)
         num_rows = x.shape[0]
         size = max(1, AUTO_NUMBERS // _numbers_per_row(network, x)) if block_size == "auto" else fixed_size or num_rows

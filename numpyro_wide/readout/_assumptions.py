@@ -44,7 +44,7 @@ class ReadoutProgram:
         self,
         model: ReadoutModel,
         args: tuple,
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
         recorded: ReadoutSites | None = None,
         **options: Any,
     ):
@@ -52,7 +52,7 @@ class ReadoutProgram:
         values, keys = (None, None) if recorded is None else (recorded.free_values, recorded.keys)
         self.is_observed: dict[str, bool] = {}
 
-        def run(t: Array) -> dict[Any, Any]:
+        def run(t: Array) -> dict[Quantity, Any]:
             sites = ReadoutSites(model, step=t, keys=keys)
             model_sites = run_model(model.fn, args, kwargs, values=values, inside=(free_values, sites), **options)
             self.is_observed = sites.is_observed
@@ -80,7 +80,7 @@ class ReadoutProgram:
 
     def at(self, recorded: ReadoutSites) -> tuple["ReadoutProgram", list[Array]]:
         """Return a program for the values of a recorded run, itself if they are of its shapes, and its arguments."""
-        source: dict[Any, Any] = {**recorded.values, **dict(enumerate(recorded.keys))}
+        source: dict[Any, object] = {**recorded.values, **dict(enumerate(recorded.keys))}
         values: list[Array] = []
         for name, index, aval in self._program.places:
             leaves = map(jnp.asarray, jax.tree.leaves(source.get(name))[index : index + 1])
@@ -193,7 +193,7 @@ def refuse(findings: Findings, model: ReadoutModel) -> None:
 
 
 def _read(
-    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
+    model: ReadoutModel, values: Mapping[str, object], args: tuple, kwargs: Mapping[str, object]
 ) -> tuple[Findings, ReadoutRun]:
     """Run a model at values of its other sites, and once more as a program."""
     sites = read_sites(model, values, args, kwargs)
@@ -202,23 +202,27 @@ def _read(
     return program.findings(run, arguments), run
 
 
-def check_at(model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]) -> ReadoutRun:
+def check_at(
+    model: ReadoutModel, values: Mapping[str, object], args: tuple, kwargs: Mapping[str, object]
+) -> ReadoutRun:
     """Run a model in a program that is compiled quickly; refuse it by its findings, or return the run."""
     findings, run = run_with_arguments(lambda call: _read(model, *call), (dict(values), args, dict(kwargs)), quick=True)
     refuse(findings, model)
     return run
 
 
-def read_run(model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]) -> ReadoutRun:
+def read_run(
+    model: ReadoutModel, values: Mapping[str, object], args: tuple, kwargs: Mapping[str, object]
+) -> ReadoutRun:
     """Run a model at values of its other sites; the mean is NaN where the readout cannot be integrated out of it."""
     return nan_unless(*_read(model, values, args, kwargs))
 
 
 def conjugate_form(
     model: ReadoutModel,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     args: tuple,
-    kwargs: Mapping[str, Any],
+    kwargs: Mapping[str, object],
     observed: str | None = None,
 ) -> ReadoutModel | None:
     """Return a model, with its observed site, out of which the readout can be integrated; None if there is none."""

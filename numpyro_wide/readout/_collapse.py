@@ -71,7 +71,7 @@ class ReadoutMarginal(Distribution):
         super().__init__((), zero.shape, validate_args=validate_args)
 
     @property
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """Real vectors or matrices."""
         return constraints.independent(constraints.real, self.event_dim)
 
@@ -89,7 +89,7 @@ class ReadoutMarginal(Distribution):
         return self.loc + signal + noise
 
     @validate_sample
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: Array, intermediates: object = None) -> Array:
         """Return the log evidence of ``value``, one number for each leading index."""
 
         def single(value: Array) -> Array:
@@ -118,7 +118,7 @@ class CollapsedModel(ReadoutModel):
 
     is_collapsed = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model, collapsed if its observed site is observed."""
         refuse_frames(args, kwargs)
         program = ReadoutProgram(self, args, kwargs, outside=only_value_handlers())
@@ -140,7 +140,7 @@ class CollapsedModel(ReadoutModel):
         sites.observe(ReadoutMarginal(problem, run.loc))
         return result
 
-    def _check(self, program: ReadoutProgram, values: list[Array], args: tuple, kwargs: dict[str, Any]) -> None:
+    def _check(self, program: ReadoutProgram, values: list[Array], args: tuple, kwargs: dict[str, object]) -> None:
         """Raise or warn of what is wrong with the model or its rounding, where numbers are known."""
 
         def read(values: list[Array]) -> tuple[ReadoutRun, Findings]:

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import compress
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +51,9 @@ def wide_limit_draws(
     rng_key: Array,
     repriorised_model: Callable,
     num_samples: int,
-    *model_args: Any,
+    *model_args: object,
     weighted: bool | None = None,
-    **model_kwargs: Any,
+    **model_kwargs: object,
 ) -> WideLimitDraws:
     r"""Draw from the wide-limit approximation to the posterior, without a Markov chain.
 
@@ -184,7 +183,7 @@ def log_weight(sites: Sites) -> Array:
     return total  # other latent sites were drawn from their prior
 
 
-def non_vanishing_updates(model: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, bool]:
+def non_vanishing_updates(model: Callable, args: tuple, kwargs: Mapping[str, object]) -> dict[str, bool]:
     """Names whose posterior differs from the prior even at infinite width, and whether a readout reaches them.
 
     They are of observed sites, and "likelihood", where a latent site reaches that of the map beside the features: by
@@ -193,10 +192,10 @@ def non_vanishing_updates(model: Callable, args: tuple, kwargs: dict[str, Any]) 
     sites = abstract_sites(model, args, kwargs)
     bases = {name: jnp.zeros_like(jax.typeof(sites[name]["value"])) for name in base_transforms(sites)}
 
-    def run(key: Array) -> dict[tuple[str, str], Any]:
+    def run(key: Array) -> dict[tuple[str, str], object]:
         sites = run_model(model, args, kwargs, rng_key=key, values=bases, inside=(FreeValues(),))
         problems = [transform.problem for transform in base_transforms(sites).values()]
-        results: dict[tuple[str, str], Any] = {}
+        results: dict[tuple[str, str], object] = {}
         for name, site in sample_sites(sites).items():
             if is_marginal := isinstance(site["fn"], ReadoutMarginal):
                 problems.append(site["fn"].problem)
@@ -244,10 +243,10 @@ def guide_draws(
     rng_key: Array,
     model: Callable,
     guide: Callable,
-    params: dict[str, Any],
+    params: Mapping[str, object],
     num_samples: int,
-    *model_args: Any,
-    **model_kwargs: Any,
+    *model_args: object,
+    **model_kwargs: object,
 ) -> Draws:
     r"""Draw from a guide that was fitted to a wrapped model, readout included.
 
@@ -305,7 +304,7 @@ def guide_draws(
     return weights_of(model, readout_key, draws, model_args, model_kwargs, params)
 
 
-def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[str, Any]) -> None:
+def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: Mapping[str, object]) -> None:
     """Refuse parameters that lack some of the guide's: it would silently draw from where it starts."""
     if getattr(guide, "prototype_trace", guide) is None:
         # An automatic guide that was never used sets itself up, which must not happen in an abstract run.
@@ -319,7 +318,7 @@ def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[st
         )
 
 
-def check_nan_eagerly(model: Callable, args: tuple, kwargs: dict, params: Mapping[str, Any] | None = None) -> None:
+def check_nan_eagerly(model: Callable, args: tuple, kwargs: dict, params: Mapping[str, object] | None = None) -> None:
     """Run the model outside jit if the data contain NaN, so that its own checks can raise."""
     arrays, _ = split((args, kwargs))
     if any(is_known(x) and np.issubdtype(x.dtype, np.floating) and np.isnan(np.asarray(x)).any() for x in arrays):
@@ -331,8 +330,8 @@ def weights_of(
     rng_key: Array,
     draws: Draws,
     args: tuple,
-    kwargs: Mapping[str, Any],
-    params: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object],
+    params: Mapping[str, object] | None = None,
 ) -> Draws:
     """Return draws of the unwrapped model, readout included, for draws of the wrapped one fitted on ``args``."""
     if isinstance(model, ReadoutModel) and model.is_collapsed:

@@ -1,7 +1,7 @@
 """Functions of one draw of a model's weights."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jax import Array
 
@@ -13,7 +13,7 @@ from numpyro_wide.readout._model import ReadoutModel, as_call, check_fit_observe
 Draw: TypeAlias = Mapping[str, Array]
 
 
-def site_function(model: Callable, site: str, *model_args: Any, **model_kwargs: Any) -> Callable[[Draw], Array]:
+def site_function(model: Callable, site: str, *model_args: object, **model_kwargs: object) -> Callable[[Draw], Array]:
     """Return the value of one of a model's sites as a function of a draw of the weights.
 
     Args:
@@ -53,9 +53,9 @@ def site_function(model: Callable, site: str, *model_args: Any, **model_kwargs: 
 def readout_function(
     model: ReadoutModel,
     model_args: tuple,
-    *test_args: Any,
-    model_kwargs: dict[str, Any] | None = None,
-    **test_kwargs: Any,
+    *test_args: object,
+    model_kwargs: Mapping[str, object] | None = None,
+    **test_kwargs: object,
 ) -> Callable[[Draw], Array]:
     """Return the mean of a wrapped model's function, the readout integrated out, as a function of the hidden weights.
 

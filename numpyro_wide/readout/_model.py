@@ -19,7 +19,7 @@ from numpyro_wide._traces import STACK_LOCK, run_model, unwrap
 from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutProblem, check_variant
 from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures, as_features, first_block
 
-Model: TypeAlias = Callable[..., Any]
+Model: TypeAlias = Callable[..., object]
 Draws: TypeAlias = dict[str, Array]
 
 
@@ -105,7 +105,7 @@ class ReadoutSites(SiteRecorder):
         model: "ReadoutModel",
         step: Array | None = None,
         hidden: Iterable[str] = (),
-        keys: Iterable[Any] | None = None,
+        keys: Iterable[Array] | None = None,
     ):
         super().__init__({model.features, *hidden})
         self.model = model
@@ -118,11 +118,11 @@ class ReadoutSites(SiteRecorder):
         self.is_observed: dict[str, bool] = {}  # the sample sites
         self.error: ValueError | None = None
         self.fixed_sites: set[str | None] = set()  # whose value the model itself sets
-        self.keys: list[Any] = []
+        self.keys: list[Array] = []
         self._replayed = None if keys is None else iter(keys)
 
     @property
-    def free_values(self) -> dict[str, Any]:
+    def free_values(self) -> dict[str, object]:
         """Values of the sites that come from outside of the model: draws and parameters."""
         return {name: value for name, value in self.values.items() if name not in self.fixed_sites}
 
@@ -296,13 +296,13 @@ class ReadoutModel:
         """Name of the site that is sampled instead of a repriorised readout."""
         return base_name(self.readout)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the wrapped model."""
         return self.fn(*args, **kwargs)
 
 
 def read_sites(
-    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], **options: Any
+    model: ReadoutModel, values: Mapping[str, object], args: tuple, kwargs: Mapping[str, object], **options: Any
 ) -> ReadoutSites:
     """Run a model, hidden from all handlers, at values of its other sites; ``options`` are those of ReadoutSites."""
     sites = ReadoutSites(model, **options)
@@ -310,13 +310,13 @@ def read_sites(
     return sites
 
 
-def check_wrapped(model: Any, remedy: str) -> None:
+def check_wrapped(model: object, remedy: str) -> None:
     """Refuse a model that is no wrapped one; ``remedy`` says what to do with others."""
     if not isinstance(model, ReadoutModel):
         raise TypeError(f"model must come from collapse_readout or repriorise, but is {kind_of(model)}; {remedy}.")
 
 
-def as_call(model_args: Any, model_kwargs: Mapping[str, Any] | None, order: str) -> tuple[tuple, dict[str, Any]]:
+def as_call(model_args: object, model_kwargs: Mapping[str, object] | None, order: str) -> tuple[tuple, dict]:
     if not isinstance(model_args, tuple | list):
         raise TypeError(
             f"model_args must be a tuple of what the model is fitted on, but is {kind_of(model_args)}; the order is "
@@ -325,7 +325,7 @@ def as_call(model_args: Any, model_kwargs: Mapping[str, Any] | None, order: str)
     return tuple(model_args), dict(model_kwargs or {})
 
 
-def check_fit_observed(observed: str | None, latent: Mapping[str, Any]) -> None:
+def check_fit_observed(observed: str | None, latent: Mapping[str, object]) -> None:
     """Refuse an observed site that is latent with the arguments of the fit."""
     if observed in latent:
         raise ValueError(
@@ -379,7 +379,7 @@ def _is_substituted(site: str) -> bool:
     return any(isinstance(handler, substitute) and _sets(handler, site) for handler in _PYRO_STACK)
 
 
-def _sets(handler: Any, site: str | None) -> bool:
+def _sets(handler: Messenger, site: str | None) -> bool:
     """Return whether a handler sets the value of a site."""
     if handler.data is not None:
         return site in handler.data

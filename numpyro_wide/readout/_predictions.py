@@ -7,7 +7,7 @@ are NaN where the model is not as it should be.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ from numpyro_wide.readout._model import Draws, ReadoutModel, ReadoutRun, first_d
 from numpyro_wide.readout._transform import weights_of_run
 
 Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model
-Results: TypeAlias = tuple[Any, Any]  # of all draws, and by draw whether they are finite
+T = TypeVar("T")
+Results: TypeAlias = tuple[Any, Array | np.ndarray]  # of all draws, and by draw whether they are finite
 # (fit, new, readout's posterior) -> log densities, and whether their moments are finite
 Method: TypeAlias = Callable[["PredictionInputs"], Results]  # of a predictor
 Density: TypeAlias = Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]]
@@ -64,7 +65,7 @@ class _Predictor:
     observed: str
     batch_size: int | None
 
-    def _over_draws(self, single: Callable, draws: Any, size_of_draw: int) -> Any:
+    def _over_draws(self, single: Callable[..., T], draws: object, size_of_draw: int) -> T:
         """Map a function over draws, ``batch_size`` at once, or as many as the memory is for."""
         batch_size = self.batch_size
         if batch_size is None:
@@ -79,7 +80,7 @@ class Integrated(_Predictor):
     def readouts(self, data: PredictionInputs) -> Results:
         """Draw the readout, (draws, d) or (draws, d, k)."""
 
-        def single(solved: Any, normal: Array, fit: ReadoutRun) -> Array:
+        def single(solved: BlockedPosterior | None, normal: Array, fit: ReadoutRun) -> Array:
             return fit.prior_loc + self._readout(fit, solved).draw(normal)
 
         (fit,) = self.shapes(data)
@@ -99,7 +100,7 @@ class Integrated(_Predictor):
     def left_out(self, data: PredictionInputs) -> Results:
         """Return mean and variance of each row's observations given all others, (draws, n) or (draws, n, k)."""
 
-        def single(_: Any, fit: ReadoutRun) -> tuple[Array, Array]:
+        def single(_: object, fit: ReadoutRun) -> tuple[Array, Array]:
             mean, variance = fit.problem().leave_one_out()
             return fit.loc + mean, variance
 
@@ -116,7 +117,7 @@ class Integrated(_Predictor):
         normals = jnp.split(random.normal(data.rng_key, (data.num_draws, ends[-1])), ends[:-1], axis=1)
         normals = [normal.reshape(data.num_draws, *shape) for normal, shape in zip(normals, shapes, strict=True)]
 
-        def single(solved: Any, normals: list[Array], fit: ReadoutRun, new: ReadoutRun) -> Draws:
+        def single(solved: BlockedPosterior | None, normals: list[Array], fit: ReadoutRun, new: ReadoutRun) -> Draws:
             phi, residuals, noise = normals
             mean, variance, function = self._readout(fit, solved).predict(new.features, phi, residuals)
             moments = self._moments(new, mean, variance)
@@ -129,7 +130,7 @@ class Integrated(_Predictor):
         """Return moments at the inputs of the test, (draws, m) or (draws, m, k) each."""
         self._checked_shapes(data, is_observed=False)
 
-        def single(solved: Any, fit: ReadoutRun, new: ReadoutRun) -> Draws:
+        def single(solved: BlockedPosterior | None, fit: ReadoutRun, new: ReadoutRun) -> Draws:
             mean, variance, _ = self._readout(fit, solved).predict(new.features)
             return self._moments(new, mean, variance)
 
@@ -183,7 +184,7 @@ class Integrated(_Predictor):
         """Average densities over draws."""
         self._checked_shapes(data, is_observed=True)
 
-        def single(solved: Any, fit: ReadoutRun, new: ReadoutRun) -> tuple[Array, Array]:
+        def single(solved: BlockedPosterior | None, fit: ReadoutRun, new: ReadoutRun) -> tuple[Array, Array]:
             return density(fit, new, self._readout(fit, solved))
 
         return log_of_average(*self._map(single, data))
@@ -192,10 +193,10 @@ class Integrated(_Predictor):
         """Return the readout's posterior, which draws and predicts."""
         return fit.problem().solved() if solved is None else solved
 
-    def _map(self, single: Callable, data: PredictionInputs, *extras: Any) -> Any:
+    def _map(self, single: Callable[..., T], data: PredictionInputs, *extras: object) -> T:
         """Map ``single(solved, *extras, *runs)`` over the draws; means are NaN where the assumptions do not hold."""
 
-        def checked(draw: Any) -> Any:
+        def checked(draw: tuple) -> T:
             values, solved, *extra = draw
             solved, values = in_default_precision(solved), data.values_at(values)
             return single(solved, *extra, *(read_run(self.model, values, *call) for call in data.calls))
@@ -286,11 +287,11 @@ class ThroughWeights(_Predictor):
         return site
 
 
-def in_default_precision(tree: Any) -> Any:
+def in_default_precision(tree: T) -> T:
     """Return a tree whose arrays of floats have the precision of JAX's numbers."""
     precision = jnp.result_type(float)
 
-    def cast(leaf: Any) -> Any:
+    def cast(leaf: Any) -> object:
         is_float = isinstance(leaf, Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf.astype(precision) if is_float else leaf
 
@@ -304,7 +305,7 @@ def log_of_average(log_densities: Array, is_finite: Array) -> Results:
     return logsumexp(log_terms, axis=0) - jnp.log(is_finite.sum()), is_finite
 
 
-def with_finite_draws(results: Any) -> Results:
+def with_finite_draws(results: object) -> Results:
     """Return results, and whether all of a draw are finite, (draw,)."""
     by_leaf = [jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(results)]
     return results, jnp.array(by_leaf).all(axis=0)

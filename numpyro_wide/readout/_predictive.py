@@ -2,9 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ from numpyro_wide.readout._model import (
 )
 from numpyro_wide.readout._predictions import Call, Integrated, Method, PredictionInputs, Results, ThroughWeights
 
+T = TypeVar("T")
 # Names that predictions are given under, besides that of the observed site.
 NAMES = ("mean", "variance", "predictive_variance", "noise_scale", "probs")
 _ORDER = "ReadoutPredictive(model, draws, (x, y))"
@@ -154,14 +155,14 @@ class ReadoutPredictive:
     def __init__(
         self,
         model: ReadoutModel | Model,
-        draws: Mapping[str, Any],
+        draws: Mapping[str, ArrayLike],
         model_args: tuple = (),
-        model_kwargs: dict[str, Any] | None = None,
+        model_kwargs: Mapping[str, object] | None = None,
         *,
         readout: str | None = None,
         features: str | None = None,
         observed: str | None = None,
-        params: dict[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
         progress_bar: bool = True,
     ):
@@ -184,7 +185,7 @@ class ReadoutPredictive:
         self._fit: Call = _copied(call)
         self._params: Draws = _copied(dict(params or {}))
         self._progress_bar = progress_bar
-        self._functions: dict[Any, Callable] = {}
+        self._functions: dict[Hashable, Callable] = {}
         self._solved: BlockedPosterior | None = None
         self._is_double = True
         self._shapes, self._predictor = self._in_double(lambda: self._choose_predictor(observed))
@@ -195,7 +196,7 @@ class ReadoutPredictive:
             )
         warn_if_stuck(self.draws, by_chain=False)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Programs are compiled anew where they are wanted.
         return {**vars(self), "_functions": {}}
 
@@ -212,12 +213,12 @@ class ReadoutPredictive:
         check_key("rng_key", rng_key, "predictive.readout(rng_key)")
         return self._run(self._predictor.readouts, rng_key=rng_key)
 
-    def __call__(self, rng_key: Array, *args: Any, **kwargs: Any) -> Draws:
+    def __call__(self, rng_key: Array, *args: object, **kwargs: object) -> Draws:
         """Predict at other inputs."""
         check_key("rng_key", rng_key, "predictive(rng_key, x_new)")
         return self._run(self._predictor.predictions, (args, kwargs), rng_key)
 
-    def moments(self, *args: Any, **kwargs: Any) -> Draws:
+    def moments(self, *args: object, **kwargs: object) -> Draws:
         """Predict at other inputs without drawing observations: mean, variances and noise of each draw's Gaussian.
 
         Where the readout is not integrated out, a ``ValueError``.
@@ -226,10 +227,10 @@ class ReadoutPredictive:
 
     def summary(
         self,
-        *args: Any,
+        *args: object,
         quantiles: ArrayLike = (0.05, 0.5, 0.95),
         rng_key: Array | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> PredictiveSummary:
         """Summarise predictions at other inputs: the mixture over draws, noise included, as a table.
 
@@ -264,7 +265,7 @@ class ReadoutPredictive:
         center, total_variance = _mixture.moments(mean, variance)
         return PredictiveSummary(center, np.sqrt(total_variance), {level: quantile(level) for level in levels})
 
-    def log_density(self, *args: Any, **kwargs: Any) -> Array:
+    def log_density(self, *args: object, **kwargs: object) -> Array:
         r"""Return the log predictive density of observations, row by row, under the average over draws, (m,).
 
         $\log \frac{1}{S} \sum_s \prod_k N(y_k; \text{mean}_{sk}, \text{variance}_{sk} + \text{noise\_scale}_{sk}^2)$
@@ -278,7 +279,7 @@ class ReadoutPredictive:
         """
         return self._log_average(self._predictor.log_densities, (args, kwargs))
 
-    def joint_log_density(self, *args: Any, **kwargs: Any) -> Array:
+    def joint_log_density(self, *args: object, **kwargs: object) -> Array:
         r"""Return the log predictive density of all rows together, the conditional log evidence $\log p(D_2 | D_1)$.
 
         $D_1$ is what the model was fitted on, $D_2$ the observations of these rows; $\log \frac{1}{S} \sum_s
@@ -380,7 +381,7 @@ class ReadoutPredictive:
         results = self._in_double(compute, test, rng_key)
         return jax.tree.map(lambda leaf: leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)), results)
 
-    def _in_double(self, compute: Callable[[], Any], *arguments: Any) -> Any:
+    def _in_double(self, compute: Callable[[], T], *arguments: object) -> T:
         """Compute in float64, but where a caller's transformation goes on, or the model can only be run in float32."""
         if self._is_double and not is_traced((self.draws, self._fit, self._params, arguments)):
             try:
@@ -517,6 +518,6 @@ def _refuse_nonfinite(quantity: str, is_finite: np.ndarray) -> None:
         )
 
 
-def _copied(tree: Any) -> Any:
+def _copied(tree: T) -> T:
     """Return a tree whose NumPy arrays nobody else can change."""
     return jax.tree.map(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, tree)

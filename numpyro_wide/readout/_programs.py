@@ -1,13 +1,13 @@
 """Traced programs of models and functions: any of their results, and the arguments that these depend on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import eval_jaxpr
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, Primitive
 from jax.extend.core.primitives import closed_call_p, custom_jvp_call_p
 from jax.interpreters import batching, mlir
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -54,7 +54,7 @@ class FreeValues(Messenger):
 class Program:
     """A function of arrays as it is traced, whose results have names; without a gradient by what it closes over."""
 
-    def __init__(self, fn: Callable[..., dict[Any, Any]], *args: Any):
+    def __init__(self, fn: Callable[..., Mapping[Any, object]], *args: object):
         traced, self.results = jax.make_jaxpr(fn, return_shape=True)(*args)
         values = [eqn for eqn in traced.eqns if eqn.primitive is _argument]
         self.places = [(*eqn.params["place"], eqn.outvars[0].aval) for eqn in values]
@@ -64,11 +64,11 @@ class Program:
             eqns=[eqn for eqn in traced.eqns if eqn.primitive is not _argument],
         )
 
-    def reads(self, name: Any) -> list[bool]:
+    def reads(self, name: Hashable) -> list[bool]:
         """Return which arguments a result depends on."""
         return dce_jaxpr(self._jaxpr, self._places_of([name]))[1]
 
-    def __call__(self, names: Sequence[Any], *args: Any) -> dict[Any, Any]:
+    def __call__(self, names: Collection[Hashable], *args: object) -> dict[Any, Any]:
         """Compute some of the results."""
         jaxpr, _ = dce_jaxpr(self._jaxpr, self._places_of(names), instantiate=True)
         leaves = iter(eval_jaxpr(jaxpr, self._consts, *args))
@@ -95,12 +95,12 @@ class Program:
         program._jaxpr = _without_custom_jvp(self._jaxpr)
         return program
 
-    def _places_of(self, names: Sequence[Any]) -> list[bool]:
+    def _places_of(self, names: Collection[Hashable]) -> list[bool]:
         # As JAX sorts them.
         return [name in names for name in sorted(self.results) for _ in jax.tree.leaves(self.results[name])]
 
 
-def _dependence(jaxpr: Any, arguments: Sequence[int]) -> list[int]:
+def _dependence(jaxpr: Jaxpr, arguments: Sequence[int]) -> list[int]:
     """Return how each result depends on what the arguments depend on."""
     found = dict(zip(map(id, jaxpr.invars), arguments, strict=True))
     for eqn in jaxpr.eqns:
@@ -143,10 +143,10 @@ def _dependence_through(eqn: Any, inputs: list[int]) -> list[int]:
     return results
 
 
-def _without_custom_jvp(jaxpr: Any) -> Any:
+def _without_custom_jvp(jaxpr: Jaxpr) -> Jaxpr:
     """Return a program that calls functions with a forward derivative of their own like others."""
 
-    def changed(param: Any) -> Any:
+    def changed(param: Any) -> object:
         if hasattr(param, "jaxpr"):
             return param.replace(jaxpr=_without_custom_jvp(param.jaxpr))
         return _without_custom_jvp(param) if hasattr(param, "eqns") else param

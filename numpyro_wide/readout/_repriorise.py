@@ -1,7 +1,7 @@
 """Repriorisation of a readout: of one site, and of a whole model."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ from numpyro_wide.readout._model import (
 )
 from numpyro_wide.readout._transform import ReadoutTransform
 
-SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
+SurrogateLike: TypeAlias = Surrogate | Callable[[Array], tuple[ArrayLike, ArrayLike]]
 Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
 
 
@@ -95,7 +95,7 @@ class ReprioriseReadout(Reparam):
         self.regulariser = regulariser(noise_scale) if callable(regulariser) else regulariser
         self.variant = variant
 
-    def __call__(self, name: str, fn: Any, obs: Array | None) -> tuple[Any, Array | None]:
+    def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[Any, Array | None]:
         """Replace the readout site; see NumPyro's ``Reparam``."""
         if self.targets is None:
             return fn, obs
@@ -142,7 +142,7 @@ class RepriorisedModel(ReadoutModel):
     surrogate: SurrogateLike | None
     regulariser: Regulariser
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model, repriorised if it is given targets."""
         refuse_frames(args, kwargs)
         signature = inspect.signature(self.fn)
@@ -163,10 +163,10 @@ class RepriorisedModel(ReadoutModel):
             refuse_other_readout(self.readout, sites.values)
         return result
 
-    def _reparam(self, arguments: dict[str, Any], sites: "_WholeData", msg: dict) -> ReprioriseReadout | None:
+    def _reparam(self, arguments: Mapping[str, Any], sites: "_WholeData", msg: dict) -> ReprioriseReadout | None:
         if msg["name"] != self.readout:
             return None
-        targets: Any = arguments[self.targets]
+        targets = arguments[self.targets]
         noise_scale: Any = self.noise_scale
         if isinstance(self.surrogate, Surrogate):
             num_fitted, shape = len(self.surrogate.targets), np.shape(targets)
@@ -192,7 +192,7 @@ class RepriorisedModel(ReadoutModel):
     def _value_before(self, sites: "_WholeData", role: str) -> Any:
         return sites.value_before(role, getattr(self, role), f"the readout {self.readout!r}")
 
-    def _noise_before(self, sites: "_WholeData", targets: Any) -> Any:
+    def _noise_before(self, sites: "_WholeData", targets: ArrayLike) -> ArrayLike:
         """Return the value of the noise's site; by row, (n, 1), where it is a vector in a plate of the rows."""
         noise_scale, shape = self._value_before(sites, "noise_scale"), np.shape(targets)
         is_by_row = len(shape) == 2 and np.shape(noise_scale) == shape[:1]

@@ -1,7 +1,6 @@
 """The repriorisation map, and draws of the unwrapped model from runs of a repriorised one."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ class ReadoutTransform(Transform):
         self.problem = problem
 
     @property
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """Real vectors or matrices."""
         return constraints.independent(constraints.real, self._num_axes)
 
@@ -45,7 +44,7 @@ class ReadoutTransform(Transform):
     def _inverse(self, y: Array) -> Array:
         return self._over_leading_axes(self.problem.inverse_map, y)
 
-    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: object = None) -> Array:
         r"""Return the log of $|\det \partial W / \partial \phi|$, which depends on neither."""
         return self._over_leading_axes(lambda phi: self._forward(phi)[1], x)
 
@@ -56,7 +55,7 @@ class ReadoutTransform(Transform):
         exact = ReadoutTransform(self.problem.exact())
         return self._inverse(exact(standard_normal))
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], dict[str, Any]]]:
+    def tree_flatten(self) -> tuple[tuple, tuple]:
         """Return the problem, a tree of arrays itself."""
         return (self.problem,), (("problem",), {})
 

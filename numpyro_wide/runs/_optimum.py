@@ -1,7 +1,6 @@
 """Starting points for chains, by an optimiser."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
@@ -31,15 +31,15 @@ _NUM_UPDATES = 50  # of the progress bar
 
 def init_to_optimum(
     rng_key: Array,
-    model: Callable[..., Any],
-    *model_args: Any,
+    model: Callable[..., object],
+    *model_args: object,
     num_chains: int = 1,
     num_steps: int = 1500,
     step_size: float = 0.02,
-    hold: Mapping[str, Any] | str | None = None,
-    init_strategy: Callable[..., Any] = init_to_uniform,
+    hold: Mapping[str, ArrayLike] | str | None = None,
+    init_strategy: Callable = init_to_uniform,
     progress_bar: bool = True,
-    **model_kwargs: Any,
+    **model_kwargs: object,
 ) -> dict[str, Array]:
     """Find starting points for the chains of any kernel, by Adam, each from a start of its own.
 
@@ -85,7 +85,7 @@ def init_to_optimum(
         """Return the free and the held values of a first position."""
         fixed = {} if isinstance(hold, str) else {name: jnp.asarray(value, float) for name, value in hold.items()}
 
-        def initial_value(site: dict) -> Any:
+        def initial_value(site: dict) -> Array | None:
             name, shape = site["name"], site["fn"].shape() if site["type"] == "sample" else ()
             if name in fixed and fixed[name].shape != shape:
                 raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {fixed[name].shape}.")
@@ -112,7 +112,7 @@ def init_to_optimum(
     return positions if num_chains > 1 else {name: value[0] for name, value in positions.items()}
 
 
-def _medians(sites: Sites, hold: str) -> dict[str, Any]:
+def _medians(sites: Sites, hold: str) -> dict[str, Array]:
     """Return the prior medians of all sites of a latent noise and scales."""
     check_one_of("hold", hold, ["scales"], also="or values by the name of the site")
     images = {name for name, site in sites.items() if site["type"] == "deterministic"}
@@ -134,7 +134,7 @@ def _medians(sites: Sites, hold: str) -> dict[str, Any]:
 def _descend(
     potential: Callable,
     free: dict[str, Array],
-    arguments: tuple[Any, list[Any]],
+    arguments: tuple[dict[str, Array], list[Array]],
     num_steps: int,
     step_size: float,
     progress_bar: bool,
@@ -146,11 +146,11 @@ def _descend(
     # Vectors: a program with operations of their own for all sites takes longer to compile.
     unravel = ravel_pytree({name: np.zeros(values.shape[1:], values.dtype) for name, values in free.items()})[1]
 
-    def begin(free: Any) -> tuple:
+    def begin(free: dict[str, Array]) -> tuple:
         position = ravel_pytree(free)[0]
         return position, adam.init(position), position, jnp.array(jnp.inf, position.dtype)
 
-    def step(state: tuple, held: Any, data: list[Any]) -> tuple:
+    def step(state: tuple, held: dict[str, Array], data: list[Array]) -> tuple:
         position, adam_state, best, least = state
         energy, slope = jax.value_and_grad(lambda z: potential(unravel(z), held, data))(position)
         is_best = energy < least  # false for NaN
@@ -161,8 +161,8 @@ def _descend(
         best, least = jnp.where(is_best, position, best), jnp.where(is_best, energy, least)
         return position + update, adam_state, best, least
 
-    def take_steps(states: tuple, held: Any, data: list[Any], length: Array) -> tuple:
-        def descend(state: tuple, held: Any) -> tuple:
+    def take_steps(states: tuple, held: dict[str, Array], data: list[Array], length: Array) -> tuple:
+        def descend(state: tuple, held: dict[str, Array]) -> tuple:
             return jax.lax.fori_loop(0, length, lambda _, state: step(state, held, data), state)
 
         return over_chains(descend)(states, held)

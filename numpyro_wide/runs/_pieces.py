@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import quote
 from zlib import crc32
 
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -26,6 +27,7 @@ from numpyro_wide._checks import check_key, kind_of, progress, whole_number
 _STATE = "state.npz"
 _PLAIN = (str, bytes, bool, int, float, complex, np.generic, np.ndarray, Array)
 
+T = TypeVar("T")
 Draws = dict[str, np.ndarray]
 Checksums = dict[str, list[int]]  # of the pieces, by file
 
@@ -41,10 +43,10 @@ class StoredDraws:
         num_samples: number of draws of each chain.
     """
 
-    def __init__(self, folder: str | os.PathLike, sampler: Any = None):
+    def __init__(self, folder: str | os.PathLike, sampler: MCMCKernel | None = None):
         self.folder, self.sampler = Path(folder), sampler
         path = self.folder / _STATE
-        stored: Mapping[str, Any] = read(path) if path.exists() else {"ends": np.zeros(1, int)}
+        stored: Draws = read(path) if path.exists() else {"ends": np.zeros(1, int)}
         self._ends: list[int] = stored["ends"].tolist()
         self.num_samples: int = self._ends[-1]
         if not self.num_samples:
@@ -77,12 +79,12 @@ def run_in_pieces(
     mcmc: MCMC,
     folder: str | os.PathLike,
     rng_key: Array,
-    *model_args: Any,
+    *model_args: object,
     num_samples: int,
     extra_fields: tuple[str, ...] = (),
-    init_params: Any = None,
+    init_params: object = None,
     progress_bar: bool = True,
-    **model_kwargs: Any,
+    **model_kwargs: object,
 ) -> StoredDraws:
     """Run NumPyro's ``MCMC`` in pieces of ``mcmc.num_samples`` draws, kept in ``folder`` with the state.
 
@@ -131,7 +133,7 @@ def run_in_pieces(
         )
     folder, total, size = Path(folder), num_samples // mcmc.thinning, mcmc.num_samples // mcmc.thinning
     # Kernels with a potential function always ask for a position.
-    options = {"extra_fields": tuple(extra_fields), "init_params": init_params}
+    options: dict[str, Any] = {"extra_fields": tuple(extra_fields), "init_params": init_params}
     shown = mcmc.progress_bar
     template, identity = _identify(mcmc, rng_key, model_args, model_kwargs, **options)
     with sole_use(folder), progress(total=total, desc="sample", shown=progress_bar) as bar:
@@ -180,7 +182,7 @@ def _path(folder: Path, name: str) -> Path:
     return folder / f"{quote(name, safe='')}.npy"
 
 
-def _append(path: Path, draws: Any, start: int, total: int) -> int:
+def _append(path: Path, draws: ArrayLike, start: int, total: int) -> int:
     """Write draws, (chain, draw, ...), to their places in a file with room for ``total``; return their checksum."""
     array = _as_stored(draws)
     end = start + array.shape[1]
@@ -230,7 +232,7 @@ def _without_unfinished(path: Path) -> Iterator[None]:
         raise
 
 
-def write(path: Path, arrays: Mapping[str, Any]) -> None:
+def write(path: Path, arrays: Mapping[str, ArrayLike | str]) -> None:
     """Write a file of arrays, as a whole or not at all."""
     unfinished = path.with_name(path.name + ".unfinished")
     stored: Any = {name: _as_stored(array) for name, array in arrays.items()}
@@ -258,13 +260,13 @@ def _damaged(path: Path, why: str) -> ValueError:
     )
 
 
-def _entry(path: Path, stored: Mapping[str, Any], name: str) -> Any:
+def _entry(path: Path, stored: Draws, name: str) -> np.ndarray:
     if name not in stored:
         raise _damaged(path, f"it has no {name}; another version of it may have written the folder")
     return stored[name]
 
 
-def _as_stored(leaf: Any) -> np.ndarray:
+def _as_stored(leaf: ArrayLike | str | bytes | np.generic) -> np.ndarray:
     """Return an array for NumPy's files; JAX's own types become a field."""
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     return array.view([(array.dtype.name, f"u{array.dtype.itemsize}")]) if array.dtype.kind == "V" else array
@@ -274,11 +276,11 @@ def _from_stored(array: np.ndarray) -> np.ndarray:
     return array.view(jnp.dtype(array.dtype.names[0])) if array.dtype.names else array
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: object) -> TypeGuard[Array]:
     return isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _save(folder: Path, state: Any, ends: list[int], checksums: Checksums, identity: dict[str, str]) -> None:
+def _save(folder: Path, state: object, ends: list[int], checksums: Checksums, identity: dict[str, str]) -> None:
     """Write the state of the chains, and the ends and checksums of the pieces before it."""
     leaves_with_path = jax.tree.leaves_with_path(state)
     leaves = {f"state{jax.tree_util.keystr(key_path)}": leaf for key_path, leaf in leaves_with_path}
@@ -286,7 +288,7 @@ def _save(folder: Path, state: Any, ends: list[int], checksums: Checksums, ident
     write(folder / _STATE, {**texts, "ends": np.asarray(ends, np.int64), **leaves})
 
 
-def _resume(folder: Path, template: Any, identity: dict[str, str]) -> tuple[Any, list[int], Checksums]:
+def _resume(folder: Path, template: T, identity: dict[str, str]) -> tuple[T, list[int], Checksums]:
     """Read the state, and the ends and checksums of the pieces, unless of another run."""
     path = folder / _STATE
     stored = read(path)
@@ -305,13 +307,13 @@ def _resume(folder: Path, template: Any, identity: dict[str, str]) -> tuple[Any,
     return jax.tree.unflatten(structure, leaves), ends, checksums
 
 
-def _as_leaf(leaf: Any, values: np.ndarray) -> Array:
+def _as_leaf(leaf: object, values: np.ndarray) -> Array:
     array = jnp.asarray(values)
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else array
 
 
 def _identify(
-    mcmc: MCMC, rng_key: Array, args: tuple, kwargs: dict, extra_fields: tuple[str, ...], init_params: Any
+    mcmc: MCMC, rng_key: Array, args: tuple, kwargs: dict, extra_fields: tuple[str, ...], init_params: object
 ) -> tuple[Any, dict[str, str]]:
     """Return a state like those of a run, and hashes of the run's settings."""
     # MCMC initialises its own kernel, once.
@@ -351,12 +353,12 @@ def _identify(
     }
 
 
-def _hash(value: Any) -> str:
+def _hash(value: object) -> str:
     """Hash the numbers, arrays, names and kernels in a tree; of anything else, the type."""
     return sha256(b"\n".join(_hashed_bytes(value))).hexdigest()
 
 
-def _hashed_bytes(value: Any) -> Iterator[bytes]:
+def _hashed_bytes(value: object) -> Iterator[bytes]:
     leaves, structure = jax.tree.flatten(value)
     yield re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode()
     for leaf in leaves:

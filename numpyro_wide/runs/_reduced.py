@@ -65,11 +65,11 @@ class ReducedKernel:
         """Return a copy for ``wrapper(model)``."""
         return replace(self, kernel=self.kernel.wrap_model(wrapper))
 
-    def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
+    def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, object] | None) -> Callable:
         """Return the map from a draw to its stored values."""
         to_sites = self.kernel.postprocess_fn(model_args, model_kwargs)
 
-        def to_stored(draw: Any) -> dict[str, Array]:
+        def to_stored(draw: object) -> dict[str, Array]:
             sites = to_sites(draw)
             if not isinstance(sites, dict):
                 raise ValueError(f"draws must be dictionaries of sites to be reduced, but are {type(sites).__name__}.")

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import mul
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jax import Array
 from numpyro_wide._activations import Activation
 from numpyro_wide.wide_limit._layer_kernels import Inputs
 
-Scales = dict[str, Any]  # w_std, b_std and relevance by column, and order_scale by order
+T = TypeVar("T")
+Scales = dict[str, Array]  # w_std, b_std and relevance by column, and order_scale by order
 Effects = int | tuple[tuple[int, ...], ...]  # all up to an order, or the columns of each, few first
 Kernel = tuple[Array, Array]  # with the share that a series leaves out
 
@@ -23,7 +24,7 @@ Kernel = tuple[Array, Array]  # with the share that a series leaves out
 def unit_means(activation: Activation, scales: Scales, x: Array, nodes: Array, weights: Array, share: Array) -> Array:
     """Return means of the units' kernels over a law of the inputs, less half of the mean over both, (n, d_in)."""
 
-    def of_input(column: Any) -> Array:
+    def of_input(column: tuple) -> Array:
         w_std, b_std, x, nodes = column
         among, _ = unit_kernel(activation, (w_std, b_std, nodes, nodes), jnp.eye(len(nodes), dtype=bool), share)
         by_row, _ = unit_kernel(activation, (w_std, b_std, x, nodes), None, share)
@@ -33,7 +34,7 @@ def unit_means(activation: Activation, scales: Scales, x: Array, nodes: Array, w
     return jax.lax.map(jax.checkpoint(of_input), (scales["w_std"], scales["b_std"], x.T, nodes.T)).T
 
 
-def unit_kernel(activation: Activation, column: Any, same: Array | None, share: Array | None = None) -> Kernel:
+def unit_kernel(activation: Activation, column: tuple, same: Array | None, share: Array | None = None) -> Kernel:
     """Return the kernel of units of one input, with a share of their tangent kernel, from scales and (n1,), (n2,)."""
     w_std, b_std, x1, x2 = column
     units = Inputs(x1[:, None], x2[:, None], same).vectors().dense(w_std, b_std).activate(activation)
@@ -46,14 +47,14 @@ def sum_of_effects(
     """Return the kernel of all effects (Mathematics, :eq:`effects`), from that of a column and means, (n, d_in)."""
     columns = scales["relevance"] ** 2, means1.T, means2.T, columns
 
-    def centred(column: Any) -> Kernel:
+    def centred(column: tuple) -> Kernel:
         relevance, means1, means2, column = column
         product, error = kernel(column)
         return relevance * (product - means1[:, None] - means2[None, :]), error
 
     if isinstance(effects, int):
 
-        def powers(column: Any) -> tuple[tuple[Array, ...], Array]:
+        def powers(column: tuple) -> tuple[tuple[Array, ...], Array]:
             product, error = centred(column)
             return tuple(product**power for power in range(1, effects + 1)), error
 
@@ -83,10 +84,10 @@ def _elementary(powers: tuple[Array, ...]) -> list[Array]:
     return polynomials[1:]
 
 
-def _summed(function: Callable[[Any], Any], stacked: Any) -> Any:
+def _summed(function: Callable[..., tuple[T, Array]], stacked: object) -> tuple[T, Array]:
     """Return the sums of a function's kernels over the leading axis of its argument, with the largest error."""
 
-    def add(carried: Any, item: Any) -> tuple[Any, None]:
+    def add(carried: tuple[T, Array], item: object) -> tuple[tuple[T, Array], None]:
         (totals, largest), (kernels, error) = carried, function(item)
         return (jax.tree.map(jnp.add, totals, kernels), jnp.maximum(largest, error)), None
 

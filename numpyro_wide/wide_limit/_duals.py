@@ -144,7 +144,7 @@ def _root_and_ratio(least: Array, e: Array, unit: Array) -> tuple[Array, Array]:
 
 
 # By name, and JAX's functions: a kink's series converges slowly.
-DUALS: dict[Any, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}
+DUALS: dict[str | Callable, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}
 DUALS |= {jax.lax.erf: erf, jax.scipy.special.erf: erf, jax.nn.relu: relu}
 
 
@@ -270,7 +270,7 @@ def activation_name(activation: Activation) -> str:
     return activation if isinstance(activation, str) else getattr(activation, "__name__", repr(activation))
 
 
-def warn_of_truncation(error: Any) -> None:
+def warn_of_truncation(error: float | Array) -> None:
     """Warn of a series that leaves out too much."""
     if is_known(error) and np.max(error) > _TOLERANCE:
         warnings.warn(

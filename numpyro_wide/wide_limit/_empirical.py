@@ -18,7 +18,7 @@ Network = Callable[[Any, Array], Array]
 
 def empirical_ntk(
     f: Network,
-    params: Any,
+    params: object,
     x1: ArrayLike,
     x2: ArrayLike | None = None,
     *,
@@ -81,7 +81,7 @@ def empirical_ntk(
     return kernel[:, :, 0, 0] if len(shape) == 1 else kernel
 
 
-def linearize(f: Network, params0: Any) -> Network:
+def linearize(f: Network, params0: object) -> Network:
     """Linearise a network in its parameters.
 
     f_lin(params, x) = f(params0, x) + J(x) (params − params0) (McNamara 2025, Section 5; Lee 2019, eq. 5).
@@ -100,7 +100,7 @@ def linearize(f: Network, params0: Any) -> Network:
         True
     """
 
-    def f_lin(params: Any, x: Any) -> Any:
+    def f_lin(params: object, x: Array) -> Array:
         step = jax.tree.map(lambda new, old: jnp.subtract(new, old).astype(jnp.result_type(old)), params, params0)
         value, change = jax.jvp(lambda p: f(p, x), (params0,), (step,))
         return jax.tree.map(jnp.add, value, change)

@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -347,10 +347,10 @@ def _structures(structure: str | Sequence[str], inputs: np.ndarray) -> Sequence[
 def _problems(
     structures: Sequence[str],
     activations: Sequence[Activation],
-    depth: Any,
-    order: Any,
+    depth: int | Sequence[int] | None,
+    order: int | Sequence[int] | None,
     by_column: Sequence[bool],
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> list[ScaleProblem]:
     """Return one problem for each choice; an additive network alone has no depth."""
     depths = [whole_number("depth", layers) for layers in _several(depth)]

@@ -2,7 +2,6 @@
 
 import math
 from functools import cached_property
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -108,7 +107,7 @@ def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array,
 class Conditioned:
     """A zero-mean Gaussian process given noisy targets (n, c), in float64."""
 
-    def __init__(self, kernel: np.ndarray, targets: np.ndarray, noise_variance: Any = 0.0):
+    def __init__(self, kernel: np.ndarray, targets: np.ndarray, noise_variance: float | np.ndarray = 0.0):
         """Factor kernel and noise; ``ValueError`` if their sum is not positive definite, or not finite."""
         noisy = np.array(kernel)
         noisy.flat[:: len(noisy) + 1] += noise_variance

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +120,7 @@ def _fcn_kernels(
     return nngp, ntk, error
 
 
-def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
+def kernel(network: object, *, block_size: int | None = None) -> "NetworkKernel":
     """Give the kernels of a network as its layers become infinitely wide.
 
     The kernels of :func:`fcn_kernel`, with its activations (Mathematics, :eq:`kernels`, :eq:`convolution`).
@@ -152,7 +151,7 @@ def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
 class NetworkKernel:
     """Kernels of an infinitely wide network, from :func:`kernel`."""
 
-    def __init__(self, network: Any, block_size: int | None):
+    def __init__(self, network: object, block_size: int | None):
         self.network, self.block_size = network, block_size
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:

@@ -1,6 +1,6 @@
 """Kernels of layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,7 +159,7 @@ class LayerKernels:
 
     def activate(self, activation: Activation) -> "LayerKernels":
         """Return the kernels of activated units."""
-        dual: Any = activation_dual(activation)
+        dual = activation_dual(activation)
         w_var, b_var = self.affine or (jnp.ones_like(self.error), jnp.zeros_like(self.error))
         moments1, moments2 = (dual.moments(w_var * square + b_var) for square in (self.square1, self.square2))
         left, right = jax.tree.map(self._along_rows, moments1), jax.tree.map(self._along_columns, moments2)
@@ -338,7 +338,7 @@ def register_kernel(module_type: type, rule: Rule) -> None:
     _RULES[module_type] = rule
 
 
-def rule_of(network: Any) -> Rule:
+def rule_of(network: object) -> Rule:
     """Return the rule of a network; refuse one that has none."""
     for module_type in type(network).__mro__:
         if module_type in _RULES:
@@ -353,7 +353,7 @@ def rule_of(network: Any) -> Rule:
 
 
 def fully_connected(
-    units: LayerKernels, depth: int, activation: Activation, scales: dict[str, Any], layer_norm: bool = False
+    units: LayerKernels, depth: int, activation: Activation, scales: Mapping[str, ArrayLike], layer_norm: bool = False
 ) -> LayerKernels:
     """Return the kernels of an FCN's features, from its scales by name, w_std and b_std numbers or (depth,)."""
     dtype = units.error.dtype
@@ -368,7 +368,7 @@ def fully_connected(
 
 
 def through_layers(
-    layer: Callable[[LayerKernels, Any], LayerKernels], units: LayerKernels, scales: Any, num_layers: int
+    layer: Callable[[LayerKernels, Any], LayerKernels], units: LayerKernels, scales: object, num_layers: int
 ) -> LayerKernels:
     """Carry the kernels through layers of one shape, with scales along leading axes."""
     if num_layers <= _MAX_UNROLLED:

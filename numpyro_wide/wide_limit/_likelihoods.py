@@ -1,7 +1,7 @@
 """Likelihoods that are not Gaussian, and averages of them under a Gaussian."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -36,22 +36,22 @@ class Likelihood(ABC):
     name: ClassVar[str]
     parameters: ClassVar[tuple[str, ...]] = ()  # keywords of ``fitted_surrogate``
     # From means and variances of function values and the parameters: probabilities, or mean and variance.
-    predicted: ClassVar[Callable[..., Any]]
+    predicted: ClassVar[Callable]
 
     @classmethod
-    def check_parameters(cls, parameters: dict[str, Any]) -> None:
+    def check_parameters(cls, parameters: Mapping[str, ArrayLike]) -> None:
         """Refuse parameters that are not positive."""
         for name, value in parameters.items():
             check_no_nan(name, value)
             check_positive(name, value)
 
     @classmethod
-    def largest(cls, parameters: dict[str, Any]) -> ArrayLike | None:
+    def largest(cls, parameters: Mapping[str, ArrayLike]) -> ArrayLike | None:
         """Return the largest whole number to observe; None for real numbers."""
         return np.inf
 
     @classmethod
-    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+    def check_observed(cls, observed: Array | np.ndarray, parameters: Mapping[str, ArrayLike]) -> None:
         """Refuse known observations that the likelihood cannot give."""
         largest = cls.largest(parameters)
         if largest is None or not is_known(observed):
@@ -278,7 +278,7 @@ class Bernoulli(Logistic):
     name = "bernoulli"
 
     @classmethod
-    def largest(cls, parameters: dict[str, Any]) -> ArrayLike:
+    def largest(cls, parameters: Mapping[str, ArrayLike]) -> ArrayLike:
         return 1
 
     @staticmethod
@@ -295,7 +295,7 @@ class Binomial(Logistic):
     total_count: np.ndarray  # (n,)
 
     @classmethod
-    def check_parameters(cls, parameters: dict[str, Any]) -> None:
+    def check_parameters(cls, parameters: Mapping[str, ArrayLike]) -> None:
         count = parameters["total_count"]
         check_no_nan("total_count", count)
         check_not_negative("total_count", count)
@@ -303,7 +303,7 @@ class Binomial(Logistic):
             raise ValueError(f"total_count must hold whole numbers, but got {count}.")
 
     @classmethod
-    def largest(cls, parameters: dict[str, Any]) -> ArrayLike:
+    def largest(cls, parameters: Mapping[str, ArrayLike]) -> ArrayLike:
         return parameters["total_count"]
 
     @staticmethod
@@ -394,7 +394,7 @@ class StudentT(OneValue):
     is_bound: bool = True  # whether averages are of the mixture's bound
 
     @classmethod
-    def largest(cls, parameters: dict[str, Any]) -> None:
+    def largest(cls, parameters: Mapping[str, ArrayLike]) -> None:
         return None
 
     @staticmethod
@@ -445,15 +445,15 @@ class Categorical(Likelihood):
         return probs / probs.sum(axis=1, keepdims=True)
 
     @classmethod
-    def check_parameters(cls, parameters: dict[str, Any]) -> None:
+    def check_parameters(cls, parameters: Mapping[str, ArrayLike]) -> None:
         whole_number("num_classes", parameters["num_classes"], 2)
 
     @classmethod
-    def largest(cls, parameters: dict[str, Any]) -> ArrayLike:
+    def largest(cls, parameters: Mapping[str, ArrayLike]) -> ArrayLike:
         return parameters["num_classes"] - 1
 
     @classmethod
-    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+    def check_observed(cls, observed: Array | np.ndarray, parameters: Mapping[str, ArrayLike]) -> None:
         if observed.ndim != 1:
             is_column = observed.ndim == 2 and observed.shape[1] == 1
             remedy = "take labels[:, 0]" if is_column else "take argmax(-1) of codes"

@@ -1,6 +1,6 @@
 """The infinite network that was fitted, and its predictions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -71,20 +71,20 @@ class WideLimitFit:
     log_evidence: float
     noise_scale: Any
     scales: dict[str, Any]
-    standard_errors: dict[str, Any]
+    standard_errors: dict[str, float | np.ndarray]
     table: list[dict[str, Any]]
     inputs: np.ndarray
     targets: np.ndarray
     network: Any = None
-    likelihood: Any = "normal"
-    parameters: dict[str, Any] = field(default_factory=dict)
-    offset: Any = 0.0
+    likelihood: str | Callable = "normal"
+    parameters: dict[str, ArrayLike] = field(default_factory=dict)
+    offset: ArrayLike = 0.0
     calibration: Calibration | None = None
     held_out: np.ndarray | None = None
     draws: tuple["WideLimitFit", ...] = field(default=(), repr=False)
     weights: np.ndarray | None = None
     pareto_shape: float | None = None
-    rhat: dict[str, Any] | None = None
+    rhat: Mapping[str, float | np.ndarray] | None = None
 
     def __str__(self) -> str:
         import pandas  # heavy

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from numpyro_wide._checks import check_finite, check_no_nan, check_one_of, listing
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
@@ -19,7 +19,7 @@ from numpyro_wide.wide_limit._variational import VariationalFit
 _LOGIT_SIZES = {"bernoulli": 10.0, "binomial": 3.0, "categorical": 10.0}  # expected standard deviations
 
 
-def _most_weight(dtype: Any) -> float:
+def _most_weight(dtype: DTypeLike) -> float:
     """Return the largest sum of w K_ii that the map resolves."""
     return 0.25 / float(jnp.finfo(dtype).eps)
 
@@ -148,7 +148,7 @@ class Observations:
         return family.predicted(means + self.offset, variances, **self.parameters)
 
 
-def refuse_foreign(names: Iterable[str], allowed: Iterable[str], likelihood: Any) -> None:
+def refuse_foreign(names: Iterable[str], allowed: Iterable[str], likelihood: object) -> None:
     """Refuse parameters that a likelihood does not have."""
     if foreign := [name for name in names if name not in allowed]:
         description = "given as a function" if callable(likelihood) else repr(likelihood)

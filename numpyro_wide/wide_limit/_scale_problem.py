@@ -1,7 +1,7 @@
 """Architecture, data and priors of scales to fit, the kernel with its derivatives, and the search for the mode."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -23,6 +23,8 @@ _B_STD, NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root m
 _IMAGE_BLOCK, _ROW_BLOCK = 50, 512  # images, or rows, whose kernels are computed at a time
 TILE = 128  # rows and columns of a tile, to stay in the cache
 
+Scales = dict[str, np.ndarray]  # or their derivatives, by name
+
 
 @dataclass(frozen=True)
 class ScaleProblem:
@@ -32,14 +34,14 @@ class ScaleProblem:
     depth: int
     network: Any  # without its scales; None for a fully connected one
     inputs: np.ndarray  # (n, d_in), or (n, ...) for a network
-    medians: dict[str, np.ndarray]  # of the scales a priori; of w_std by layer
+    medians: Scales  # of the scales a priori; of w_std by layer
     spreads: np.ndarray  # of the logarithms, one by one
     by_entry: tuple[str, ...] = ("input_scale",)  # scales with a logarithm of each number; others have one for all
     known_noise: float | None = None  # instead of a fitted "noise_scale"
     takes_labels: ClassVar[bool] = True
 
     @staticmethod
-    def nngp_of(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
+    def nngp_of(network: object, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
         """Return a network's NNGP kernel, (n1, n2)."""
         return np.array(kernel(network, block_size=_ROW_BLOCK if x1.ndim == 2 else _IMAGE_BLOCK).nngp(x1, x2))
 
@@ -90,7 +92,7 @@ class ScaleProblem:
         """Return the index of a scale among the logarithms."""
         return int(np.ravel(self.split(np.arange(len(self.spreads)))[name])[0])
 
-    def split(self, vector: np.ndarray) -> dict[str, Any]:
+    def split(self, vector: np.ndarray) -> Scales:
         """Return the numbers of a vector by name."""
         values, start = {}, 0
         for name, median in self.medians.items():
@@ -99,7 +101,7 @@ class ScaleProblem:
             start += size
         return values
 
-    def scales(self, logarithms: np.ndarray) -> dict[str, Any]:
+    def scales(self, logarithms: np.ndarray) -> Scales:
         """Return scales and noise by name."""
         return {name: self.medians[name] * multiple for name, multiple in self.split(np.exp(logarithms)).items()}
 
@@ -109,7 +111,7 @@ class ScaleProblem:
         scales.pop("noise_scale", None)
         return self.kernel_of(scales)
 
-    def kernel_of(self, scales: dict[str, Any]) -> np.ndarray:
+    def kernel_of(self, scales: Scales) -> np.ndarray:
         """Return the limit's kernel of the inputs, (n, n), at other scales than the noise."""
         if self.network is not None:
             bare = self.network.clone(**{name: jnp.asarray(value) for name, value in scales.items()})
@@ -139,7 +141,7 @@ class ScaleProblem:
         """Return minus the log prior density, but for a constant."""
         return 0.5 * float(np.sum((logarithms / self.spreads) ** 2))
 
-    def fields(self, scales: dict[str, Any], errors: np.ndarray) -> dict[str, Any]:
+    def fields(self, scales: Mapping[str, np.ndarray | float], errors: np.ndarray) -> dict[str, Any]:
         """Return what a fit says of its network."""
         scales = {name: value if np.ndim(value) else float(value) for name, value in scales.items()}
         noise_scale = scales.pop("noise_scale", self.known_noise)
@@ -152,12 +154,12 @@ class ScaleProblem:
             "network": None if self.network is None else self.network.clone(**scales),
         }
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """Return the columns of a table that name the architecture."""
         names = {"structure": "dense", "order": 0, "activation": self.activation, "depth": self.depth}
         return names | {"input_scale": "input_scale" in self.medians}
 
-    def slopes_of(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
+    def slopes_of(self, scales: Scales, slope: np.ndarray) -> Scales:
         """Return derivatives by the scales, from that by the kernel, (n, n)."""
         if self.network is not None:
             return _network_slope(self.network, scales, self.inputs, slope)
@@ -167,7 +169,7 @@ class ScaleProblem:
         tiles = []
         for rows, columns, units in _tiles(scales, self.inputs):
             times = 1 if rows == columns else 2  # two tiles off the diagonal
-            after: Any = (nothing, nothing, times * weights[rows, columns], np.zeros(()))
+            after: _Units = (nothing, nothing, times * weights[rows, columns], np.zeros(()))
             through = _through(self.activation, scales, units, rows == columns)
             by_layer: list[Array] = []
             for w_std, before in reversed(list(zip(scales["w_std"], through, strict=False))):
@@ -192,17 +194,17 @@ class ScaleProblem:
 PROBLEM_TYPES: dict[type, type[ScaleProblem]] = {}  # of networks that have one of their own
 
 
-def problem_type(network: Any) -> type[ScaleProblem]:
+def problem_type(network: object) -> type[ScaleProblem]:
     """Return the problem of a network, or of a class that it is of."""
     return next((PROBLEM_TYPES[base] for base in type(network).__mro__ if base in PROBLEM_TYPES), ScaleProblem)
 
 
 # Mean squares of rows and columns, covariances, and the share that a series leaves out.
-_Units = tuple[Any, Any, Any, Any]
+_Units = tuple[Array | np.ndarray, Array | np.ndarray, Array | np.ndarray, Array | np.ndarray]
 
 
 def nngp_by_tiles(
-    activation: Activation, scales: dict[str, Any], x1: np.ndarray, x2: np.ndarray | None = None
+    activation: Activation, scales: Scales, x1: np.ndarray, x2: np.ndarray | None = None
 ) -> tuple[np.ndarray, float]:
     """Return a fully connected network's NNGP kernel, (n1, n2), and its error; all data have the same small program."""
     tiles = [
@@ -219,9 +221,7 @@ def nngp_by_tiles(
     return scales["readout_w_std"] ** 2 * gram[: len(x1), : len(x_columns)], largest
 
 
-def _tiles(
-    scales: dict[str, Any], x1: np.ndarray, x2: np.ndarray | None = None
-) -> Iterator[tuple[slice, slice, _Units]]:
+def _tiles(scales: Scales, x1: np.ndarray, x2: np.ndarray | None = None) -> Iterator[tuple[slice, slice, _Units]]:
     """Yield rows, columns and units before the first layer of tiles; of one set those on and below the diagonal."""
     input_scale = scales.get("input_scale", 1.0)
     first = whole_tiles(x1) * input_scale
@@ -244,7 +244,7 @@ def whole_tiles(x: np.ndarray, size: int = TILE) -> np.ndarray:
     return np.concatenate([x, np.repeat(x[:1], -len(x) % size, axis=0)])
 
 
-def _through(activation: Activation, scales: dict[str, Any], units: _Units, is_on_diagonal: bool) -> Iterator[_Units]:
+def _through(activation: Activation, scales: Scales, units: _Units, is_on_diagonal: bool) -> Iterator[_Units]:
     """Yield a tile's units before each layer, and after the last."""
     yield units
     b_std = np.asarray(scales["b_std"], float)  # a number of Python's would be another program
@@ -254,7 +254,7 @@ def _through(activation: Activation, scales: dict[str, Any], units: _Units, is_o
 
 
 @partial(jax.jit, static_argnums=0)
-def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any) -> _Units:
+def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Array, w_std: Array, b_std: Array) -> _Units:
     """Return the units after a layer; compiled once for all depths and data."""
     square1, square2, product, error = map(jnp.asarray, units)
     same = is_on_diagonal & jnp.eye(TILE, dtype=bool)
@@ -265,7 +265,7 @@ def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_st
 
 @partial(jax.jit, static_argnums=0)
 def _tile_layer_slope(
-    activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any, slope: _Units
+    activation: Activation, units: _Units, is_on_diagonal: Array, w_std: Array, b_std: Array, slope: _Units
 ) -> tuple[_Units, Array]:
     """Return derivatives by the units before a layer; by both scales, and Σ slope · product."""
     layer = lambda *args: _tile_layer(activation, args[0], is_on_diagonal, *args[1:])  # noqa: E731
@@ -275,8 +275,8 @@ def _tile_layer_slope(
 
 
 @partial(jax.jit, static_argnums=0)
-def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: Array) -> dict[str, Array]:
-    def product(scales: dict[str, Any]) -> Array:
+def _network_slope(network: Any, scales: dict[str, Array], inputs: Array, slope: Array) -> dict[str, Array]:
+    def product(scales: dict[str, Array]) -> Array:
         return jnp.sum(slope * kernel(network.clone(**scales), block_size=_IMAGE_BLOCK).nngp(inputs))
 
     return jax.grad(product)(scales)

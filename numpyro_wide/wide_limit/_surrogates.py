@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ _ROUNDING = 1e-5  # of a kernel over its trace, in single precision
 
 def fitted_surrogate(
     observations: ArrayLike,
-    likelihood: str | Callable[[Any], dist.Distribution],
+    likelihood: str | Callable[[Array], dist.Distribution],
     kernel: ArrayLike,
     *,
     num_classes: int | None = None,
@@ -198,10 +197,10 @@ class FunctionObservations(Observations):
         return FunctionLikelihood(log_density, (len(self.values), num_columns))
 
 
-def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
+def _checked_values(distribution: dist.Distribution, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
     """Return the observations in the distribution's dtype, after checks."""
     base = unwrap(distribution)
-    support: Any = base.support
+    support = base.support
     values = jnp.asarray(np.round(observed).astype(int) if support.is_discrete else observed)
     density_shape = jax.eval_shape(base.log_prob, values).shape
     if density_shape != shape:
