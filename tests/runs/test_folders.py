@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path):
 @pytest.mark.slow
 def test_a_second_process_is_refused(processes, folder):
     is_held = processes.Event()
-    process = processes.Process(target=hold, args=(folder, is_held))
+    process = processes.Process(target=hold, args=(folder, is_held), daemon=True)  # ends with a test that fails
     process.start()
     assert is_held.wait(60)
     before = stored(folder).copy()
