@@ -150,11 +150,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.draws and len(options.member or ()) != 1:
         parser.error("--draws needs the one --member that it approximates.")
-    rows = []
-    for name in options.member or sorted(path.stem for path in options.references.glob("*.npz")):
+    rows, names = [], sorted(path.stem for path in options.references.glob("*.npz"))
+    if unknown := sorted({*(options.member or ())}.difference(names)):
+        parser.error(f"--member has {', '.join(unknown)}, but the references are {', '.join(names)}.")
+    for name in options.member or names:
         reference = load(name, options.references)
         if options.draws:
             with np.load(options.draws) as file:
+                if "function" not in file:
+                    parser.error(f"--draws needs an array 'function', but has {', '.join(file)}.")
                 found = scores(reference, file["function"], file.get("noise"))
         else:
             found = halves(reference)
