@@ -25,6 +25,7 @@ from numpyro_wide._checks import (
 )
 from numpyro_wide._traces import run_model, sample_sites
 from numpyro_wide.amortized._simulation import (
+    Arrays,
     Draws,
     bound,
     check_guide,
@@ -421,7 +422,7 @@ def from_guide(
     num_simulations: int = 500,
     num_draws: int = 99,
     batch_size: int = 50,
-    simulations: Mapping[str, Array | np.ndarray] | None = None,
+    simulations: Arrays | None = None,
 ) -> Simulations:
     """Draw from an amortised guide for data simulated from the model, or elsewhere.
 

@@ -40,7 +40,7 @@ class Optimum(NamedTuple):
     activation: str
     level: float  # of the held noise
     residuals: np.ndarray  # at rows left out, (m, k), averaged over two levels
-    scales: dict[str, np.ndarray]  #  as of a limit's fit
+    scales: dict[str, np.ndarray]  # as of a limit's fit
     size: float  # prior variance of its outputs
     weights: list[dict[str, np.ndarray]]  # by site of the hidden layers, the best first
 

@@ -25,7 +25,6 @@ from _reference_samplers import by_hand, law_of_linear, prior_draw
 from score_references import COLUMNS, FOLDER, c2st, halves, load, log_density, main, scores
 
 STORED = sorted(path.stem for path in FOLDER.glob("*.npz"))
-CERTIFIED = [name for name in STORED if load(name)["card"]["certified"]]
 RNG = np.random.default_rng(0)
 ROOT = RNG.normal(size=(6, 6))  # of a covariance far from diagonal
 
@@ -225,7 +224,7 @@ def test_mistakes_of_the_scorer(options, message, tmp_path, monkeypatch, capsys)
     assert re.search(message, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", CERTIFIED)
+@pytest.mark.parametrize("name", sorted({*STORED} - {"mnist"}))  # one of whose chains is where the others are not
 def test_stored_halves_score_as_draws_of_one_law(name):
     stored = load(name)
     found, half = halves(stored), len(stored["function"]) // 2
@@ -265,13 +264,17 @@ def test_stored_files_are_small():
     assert sum(sizes) < 21e6 and max(sizes, default=0) < 4e6
 
 
+def rebuild(folder, name, **options):
+    """A member as it is rebuilt, and as it is stored."""
+    references.main(SimpleNamespace(member=[name], output=folder, store=folder, **options))
+    return load(name, folder), load(name)
+
+
 @pytest.mark.as_compiled
 def test_a_member_is_rebuilt_at_reduced_size(tmp_path, x64):
     """In the form of what is stored, with moments of the law."""
-    options = SimpleNamespace(member=["linear"], first=(200, 250), second=(0, 250), simulations=20)
-    options.output = options.store = tmp_path
-    references.main(options)
-    rebuilt, stored, rows = load("linear", tmp_path), load("linear"), rows_of("linear")
+    rebuilt, stored = rebuild(tmp_path, "linear", first=(200, 250), second=(0, 250), simulations=20)
+    rows = rows_of("linear")
     assert rebuilt.keys() == stored.keys()
     assert rebuilt["card"].keys() == stored["card"].keys()
     assert rebuilt["card"]["diagnostics"].keys() == stored["card"]["diagnostics"].keys()
@@ -285,10 +288,7 @@ def test_a_member_is_rebuilt_at_reduced_size(tmp_path, x64):
 @pytest.mark.fault("../studies/_members.py", 'log_normal("noise", 0.1, 0.5)', 'log_normal("noise", 0.3, 0.1)')
 def test_a_member_is_rebuilt_by_two_samplers(tmp_path, x64):
     """With the moments of what is stored, to five standard errors of the sampler with fewer effective draws."""
-    options = SimpleNamespace(member=["wave"], first=(300, 300), second=(300, 300), simulations=0)
-    options.output = options.store = tmp_path
-    references.main(options)
-    rebuilt, stored = load("wave", tmp_path), load("wave")
+    rebuilt, stored = rebuild(tmp_path, "wave", first=(300, 300), second=(300, 300), simulations=0)
     found = rebuilt["card"]["diagnostics"]
     error = 5 / (2 * min(found["ess_1"], found["ess_2"])) ** 0.5
     assert error < 0.3 and found["z"] < MOST_Z
