@@ -269,7 +269,9 @@ def summary(rows):
 
 def draw(rows):
     """Draw scores and entropies of every row."""
-    figure, axes = plt.subplots(1, 4, figsize=(13, 0.9 + 0.25 * len(rows)), sharey=True, layout="constrained")
+    size = 8, 1.5 + 0.5 * len(rows)  # legible at half of it
+    figure, grid = plt.subplots(2, 2, figsize=size, sharey=True, layout="constrained")
+    axes = grid.ravel()
     panels = dict(zip(("accuracy", "nll", "calibration_error", "entropy_test"), axes, strict=True))
     for column, panel in (*panels.items(), ("entropy_shifted", axes[3])):
         places = np.arange(len(rows))[::-1]
@@ -278,9 +280,10 @@ def draw(rows):
     titles = ("accuracy", "negative log-likelihood", "calibration error", "predictive entropy, nats")
     for panel, title in zip(axes, titles, strict=True):
         panel.set(xlabel=title, ylim=(-0.5, len(rows) - 0.5))
-    axes[3].legend(loc="center left", bbox_to_anchor=(1, 0.5), title="images")
+    axes[3].legend(title="images")
     names = [f"{cell.model}, {cell.depth} x {cell.width or '∞'}" if cell.depth else cell.model for cell in rows]
-    axes[0].set_yticks(places, names)
+    for panel in grid[:, 0]:
+        panel.set_yticks(places, names)
     return figure
 
 

@@ -94,6 +94,11 @@ def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array
     return gram + (w_var * b_var / unit) * ((p - r) + (q - r))
 
 
+def determinant_of_numbers(x1: Array, x2: Array, w_var: Array, b_var: Array) -> Array:
+    """Return :func:`reduced_determinant` of units that see one number: p = x₁², q = x₂² and r = x₁ x₂."""
+    return w_var * (x1 - x2) ** 2 * (b_var / _unit(w_var * x1**2 + b_var, w_var * x2**2 + b_var))
+
+
 def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
     """Return the dual of the error function (Williams 1996)."""
     root = _root_and_ratio(1 + 2 * a + 2 * b, 4 * e, _unit(a, b))[0]

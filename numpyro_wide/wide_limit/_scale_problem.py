@@ -385,7 +385,7 @@ def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndar
     edges = np.concatenate([-directions, directions])
     room = np.concatenate([bounds - start, bounds + start])
     constraint = {"type": "ineq", "fun": lambda steps: room + edges @ steps, "jac": lambda _: edges}
-    options = {"maxiter": 40, "ftol": 1e-3}
+    options = {"maxiter": 40, "ftol": 1e-2}
     zero = np.zeros(len(start))
     return inside(minimize(along, zero, jac=True, method="SLSQP", constraints=[constraint], options=options).x)
 

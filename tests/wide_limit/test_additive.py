@@ -48,6 +48,7 @@ def by_double_loop(terms, x1, x2):
 @pytest.mark.as_compiled
 @pytest.mark.fault("wide_limit/_additive.py", "(-1) ** (k - 1) * polynomials", "polynomials")
 @pytest.mark.fault("wide_limit/_additive.py", "- 0.5 * mean(", "- 1.0 * mean(")
+@pytest.mark.fault("wide_limit/_duals.py", "w_var * (x1 - x2) ** 2", "w_var * (x1 - x2)")
 @parametrize("which", [None, [(0,), (2,), (3, 1), (0, 2, 3)]], rest="slow")
 def test_kernels_are_sums_over_effects(x64, which):
     network = NETWORK.clone(which=which)
@@ -69,7 +70,7 @@ def test_kernels_are_moments_of_the_network(x64, activation):
     np.testing.assert_allclose(wide_limit.kernel(network).nngp(X[:3, :2]), moments, atol=1e-6)
 
 
-@pytest.mark.fault("wide_limit/_additive.py", "units.product + share * units.tangent", "units.product")
+@pytest.mark.fault("wide_limit/_additive.py", "share * slope * covariance", "share * covariance")
 @pytest.mark.slow
 def test_finite_networks_have_both_kernels_on_average():
     """The mean over draws, of features and of gradients, at any width; a dense block has its own limit."""
