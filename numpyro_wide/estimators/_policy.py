@@ -25,7 +25,7 @@ from numpyro_wide.wide_limit._limit import WideLimitFit
 HEADING = "Infinitely wide network"
 _MOST_SCORED = 1000  # rows of compared log densities
 _NOISE_SHARE = 0.2  # of the limit's leave-one-out error, below which its noise is flagged
-_SHARE_OF_MEASURED = 0.05  # of repeated inputs whose targets differ, above which they were measured repeatedly
+_SHARE_OF_MEASURED = 0.1  # of repeated inputs with other targets, to those by chance: above it they were measured
 _ACTIVATIONS = ("erf", "relu")
 # In targets' deviations: smaller noises need float64; at 0.04 gradients of float32 are 0.1 % off.
 _LEAST_NOISE = 0.02
@@ -226,7 +226,9 @@ def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.nda
     if not num_copies:
         return x, y
     num_rows, num_targets = (np.unique(inputs, axis=0, return_counts=True)[1] for inputs in (x, x[first]))
-    are_measured = np.mean(num_targets[num_rows > 1] > 1) > _SHARE_OF_MEASURED
+    shares = np.unique(rows[:, x.shape[1] :], axis=0, return_counts=True)[1] / len(x)
+    by_chance = 1 - shares @ shares  # that two targets differ: rarely, where one label is rare
+    are_measured = np.mean(num_targets[num_rows > 1] > 1) > _SHARE_OF_MEASURED * by_chance
     # Of a table that was copied as a whole, every row is there as often.
     if are_measured and counts.min() < counts.max():
         report.add(

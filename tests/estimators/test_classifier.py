@@ -34,6 +34,7 @@ def test_the_fit_is_a_limit_of_its_labels():
 
 
 @pytest.mark.fault("estimators/_policy.py", "x, x[first]))", "x, x))")
+@pytest.mark.fault("estimators/_policy.py", "1 - shares @ shares", "1.0")
 def test_labels_that_were_measured_twice_are_no_copies():
     """Each of 26 inputs has two labels that say nothing of it: the mean of all labels is predicted."""
     random = np.random.default_rng(1)
@@ -41,8 +42,8 @@ def test_labels_that_were_measured_twice_are_no_copies():
     model = WideBNNClassifier(method="limit", hidden=(5,), time_budget=5.0, random_state=0).fit(x, y)
     assert "22 of 52 rows are like others, but measured" in str(model.report_) and len(model.fit_.inputs) == 52
     np.testing.assert_allclose(model.predict_proba(x)[:, 1].mean(), y.mean(), atol=0.03)
-    # Ones that are rare among many measurements, in 7 of 10 groups and in one of 5.
-    for num_inputs, num_each, num_ones in ((10, 100, 7), (5, 10, 1)):
+    # Ones that are rare among many measurements, in 7 of 10 groups, in one of 5, and in one of 26 pairs.
+    for num_inputs, num_each, num_ones in ((10, 100, 7), (5, 10, 1), (26, 2, 1)):
         labels, inputs = np.zeros((num_inputs, num_each), bool), np.arange(num_inputs).repeat(num_each)[:, None]
         labels[:num_ones, 0] = True
         assert len(without_copies(inputs, labels.ravel(), Report("rare"))[0]) == labels.size
