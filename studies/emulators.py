@@ -19,7 +19,7 @@ import pandas
 
 import _common
 from _data import Dataset, Standardiser
-from _emulators import FUNCTIONS, simulations
+from _emulators import simulations
 from numpyro_wide import wide_limit
 
 LIMIT, ESTIMATOR = "limit", "estimator"
@@ -57,7 +57,7 @@ PUBLISHED = {  # RRMSE and interval score of the rivals, by function, inputs, an
 }
 _FEW_INPUTS = 5  # whose effects of all orders are compared with those of one and two inputs
 _MOST_BY_COLUMN = 10  # inputs, for which relevances are compared with none
-_FEW_ROWS = 300  # by which the shift is chosen
+_FEW_ROWS = 150  # by which the shift is chosen
 _SHIFTS = np.array([0.0, 0.1, 1.0])  # of logarithms, in deviations of the targets
 _REACH = 1.96  # of a 95 % interval, in standard deviations
 
@@ -246,10 +246,11 @@ def main(options):
 
 
 if __name__ == "__main__":
+    names = list(dict.fromkeys(function for function, *_ in PUBLISHED))
     main(
         _common.arguments(
             __doc__,
-            functions={"type": str, "nargs": "+", "default": list(FUNCTIONS), "choices": list(FUNCTIONS)},
+            functions={"type": str, "nargs": "+", "default": names, "choices": names},
             ratios=([10, 40], "rows to learn from for each input"),
             most_inputs=(40, "of a function"),
             sets=(1, "training sets, up to 20"),

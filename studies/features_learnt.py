@@ -1,12 +1,14 @@
 """What a network learns that its infinitely wide limit does not: a dense and an additive network by width.
 
-Rosenbrock's function of ten inputs. Collapsed networks of one erf layer with latent scales and noise, by unadjusted
-microcanonical chains from where Adam gets: root mean squared error of the mean at noisy test rows in standard
-deviations of their targets (RRMSE), and the largest R-hat of the predictive mean at a test row, and of the variance of
-an effect. The limits, of which the evidence chose the scales, are rows of width 0. Each row is written to
-features_learnt.csv as it is done, and a study that was interrupted goes on where it stopped.
+Rosenbrock's function of ten inputs, and Sobol's g of eight. Collapsed networks of one erf layer with latent scales and
+noise, by unadjusted microcanonical chains from where Adam gets: root mean squared error of the mean at noisy test rows
+in standard deviations of their targets (RRMSE); the log evidence of the features, averaged over draws; the largest
+R-hat of the predictive mean at a test row, and of the variance of an effect. The limits, of which the evidence chose
+the scales, are rows of width 0. Sobol indices of additive networks have 90 % intervals, and the truth beside them. Each
+row is written to features_learnt.csv as it is done, and a study that was interrupted goes on where it stopped.
 
-    python studies/features_learnt.py --dense 32 128 --additive 16
+    python studies/features_learnt.py --dense 32 128 512 1024 --additive 16
+    python studies/features_learnt.py --function "Sobol g" --num-rows 200 --dense 32 128 512 1024 --additive 16
 """
 
 import os
@@ -17,21 +19,27 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro.distributions as dist
 import pandas
+from numpyro.infer import log_likelihood
+from scipy.stats import qmc
 
 import _chains
 import _common
 from _data import Dataset
-from _emulators import simulations
+from _emulators import FUNCTIONS, simulations
 from numpyro_wide import ReadoutPredictive, wide_limit
 from numpyro_wide.diagnostics import effects
 from numpyro_wide.nn import FCN, AdditiveNetwork, bnn
 
 DENSE, ADDITIVE = "dense", "additive"
 LIMIT = 0  # the width
-FUNCTION, NUM_INPUTS = "Rosenbrock", 10
+NUM_INPUTS = {"Rosenbrock": 10, "Sobol g": 8}
+BY_COLUMN = ("Sobol g",)  # functions most of whose inputs matter little: networks have a scale by input
 NUM_CHAINS = 4
 LARGEST_RHAT = 1.05  # of chains that agree
+RHAT_TICKS = 1, 1.5, 2, 3, 5
 NUM_KEPT = 1000  # draws of a chain: the largest of many R-hats takes more than predictions
+INDICES = ("first", "total")
+NUM_WEIGHED = 100  # draws of which the evidence is averaged
 PRIORS = {  # of scales; broad where the limit's are
     DENSE: {
         "w_std": dist.LogNormal(0.0, 0.5),
@@ -50,6 +58,7 @@ PRIORS = {  # of scales; broad where the limit's are
 class Cell(NamedTuple):
     """A network; of an additive one the width is that of units of each input, and of features of each effect."""
 
+    function: str
     network: str
     width: int
     rows: int
@@ -62,82 +71,173 @@ class Row(NamedTuple):
     rrmse: float
     coverage_95: float
     noise_scale: float
+    log_evidence: float
     rhat: float = np.nan
     rhat_effects: float = np.nan
     num_features: float = np.inf
     core_seconds: float = np.nan
 
 
+def scales_of(cell):
+    """Return priors of the scales of a network."""
+    if cell.function not in BY_COLUMN:
+        return PRIORS[cell.network]
+    name = "input_scale" if cell.network == DENSE else "relevance"
+    return PRIORS[cell.network] | {name: dist.LogNormal(np.zeros(NUM_INPUTS[cell.function]), 1.5)}
+
+
 def network_of(cell, x):
     """Return the network, and the number of its features."""
     if cell.network == DENSE:
         return FCN(1, cell.width, "erf"), cell.width
-    law = np.quantile(x, (np.arange(64) + 0.5) / 64, axis=0)  # as that of the limit
-    network = AdditiveNetwork(2, cell.width, "erf", law=law)
+    network = AdditiveNetwork(2, cell.width, "erf", law=law_of(x))
     return network, cell.width * len(network.terms(x.shape[1])) + 1
 
 
+def law_of(x):
+    """Return quantiles (64, d) of inputs, as those of the limit."""
+    return np.quantile(x, (np.arange(64) + 0.5) / 64, axis=0)
+
+
+def true_indices(function, law):
+    """Return Sobol indices of independent inputs with a law (m, d), by Saltelli's estimators (2010), (2, d)."""
+    evaluate, _ = FUNCTIONS[function]
+    places = (qmc.Sobol(2 * law.shape[1], seed=0).random(2**16) * len(law)).astype(int)
+    here, there = (np.take_along_axis(law, half, axis=0) for half in np.split(places, 2, axis=1))
+    first, total = [], []
+    for column in range(law.shape[1]):
+        moved = here.copy()
+        moved[:, column] = there[:, column]
+        first.append(np.mean(evaluate(there) * (evaluate(moved) - evaluate(here))))
+        total.append(0.5 * np.mean((evaluate(here) - evaluate(moved)) ** 2))
+    return np.array([first, total]) / np.var(evaluate(here))
+
+
+def indices_of(cell, found, truths):
+    """Return rows of Sobol indices with their 90 % intervals, beside the true ones."""
+    return [
+        {**cell._asdict(), "index": name, "input": column, "mean": np.mean(draws), "truth": truth[column]}
+        | dict(zip(("lower", "upper"), np.quantile(draws, [0.05, 0.95]), strict=True))
+        for name, by_input, truth in zip(INDICES, (found.first, found.total), truths, strict=True)
+        for column, draws in enumerate(by_input.T)
+    ]
+
+
 def sampled(cell, known, x_new, options):
-    """Sample; mean and variance, noise included, (chains, draws, m), and fields of the row."""
+    """Sample; mean and variance, noise included, (chains, draws, m), the draws' predictions, and fields of the row."""
     network, num_features = network_of(cell, known[0])
-    model = _chains.collapsed(bnn(network, None, dist.LogNormal(np.log(0.3), 1.5), scales=PRIORS[cell.network]))
+    model = _chains.collapsed(bnn(network, None, dist.LogNormal(np.log(0.3), 1.5), scales=scales_of(cell)))
     lengths = NUM_CHAINS, cell.steps // 3, cell.steps
     form = {"bias_tolerance": options.bias_tolerance, "num_kept": NUM_KEPT, "chain_method": "sequential"}
     mcmc = _chains.chains_of(model, *lengths, **form)
     keys = jax.random.split(jax.random.key(0), 4)
     draws = _chains.draws_of((keys[0], keys[1]), mcmc, *known, num_adam=options.num_adam)
     mean, variance = _chains.moments(keys[2], model, draws, known, (x_new,), NUM_CHAINS)
-    fields = {"noise_scale": float(np.mean(draws["noise"])), "rhat": float(np.max(_chains.rhat(mean)))}
-    if cell.network == ADDITIVE:
-        predictive = ReadoutPredictive(model, draws, known)
-        variances = effects(predictive, known[0], num_draws=1, rng_key=keys[3]).variances  # one of each draw
-        by_chain = np.log(variances.reshape(NUM_CHAINS, -1, variances.shape[1]))
-        fields["rhat_effects"] = float(np.max(_chains.rhat(by_chain)))
-    return mean, variance, {**fields, "num_features": num_features}
+    few = {name: value[:: max(1, len(value) // NUM_WEIGHED)] for name, value in draws.items()}
+    fields = {
+        "noise_scale": float(np.mean(draws["noise"])),
+        "log_evidence": float(np.mean(log_likelihood(model, few, *known)["y"])),
+        "rhat": float(np.max(_chains.rhat(mean))),
+        "num_features": num_features,
+    }
+    return mean, variance, ReadoutPredictive(model, draws, known), fields
 
 
 def run(cell, options):
-    """Fit, predict, score."""
-    train, test = simulations(FUNCTION, NUM_INPUTS, cell.rows, options.noise)
+    """Fit, predict, score; write the indices of additive networks."""
+    train, test = simulations(cell.function, NUM_INPUTS[cell.function], cell.rows, options.noise)
     test = Dataset(*(part[: options.num_test] for part in test))
     known, (x_new, y_new), _ = _common.standardised_by(train[0], test, np.float32)
     start = sum(os.times()[:4])
     if cell.width == LIMIT:
-        fit = wide_limit.fit(*known, structure=cell.network, num_restarts=1, progress_bar=False)
-        mean, variance = fit.predict(x_new, with_noise=True)
-        fields = {"noise_scale": fit.noise_scale}
+        form = {"structure": cell.network, "input_scale": cell.function in BY_COLUMN}
+        source = wide_limit.fit(*known, **form, num_restarts=1, progress_bar=False)
+        mean, variance = source.predict(x_new, with_noise=True)
+        fields = {"noise_scale": source.noise_scale, "log_evidence": source.log_evidence}
     else:
-        means, variances, fields = sampled(cell, known, x_new, options)
+        means, variances, source, fields = sampled(cell, known, x_new, options)
         mean = means.mean(axis=(0, 1))
         variance = variances.mean(axis=(0, 1)) + means.var(axis=(0, 1))
+    if cell.network == ADDITIVE:
+        # Of a network one function of each draw.
+        found = effects(source, known[0], num_draws=400 if cell.width == LIMIT else 1, rng_key=jax.random.key(3))
+        if cell.width != LIMIT:
+            by_chain = np.log(found.variances.reshape(NUM_CHAINS, -1, found.variances.shape[1]))
+            fields["rhat_effects"] = float(np.max(_chains.rhat(by_chain)))
+        path = options.output / "features_learnt_indices.csv"
+        table = pandas.DataFrame(indices_of(cell, found, true_indices(cell.function, law_of(train[0].inputs))))
+        table.to_csv(path, mode="a", header=not path.exists(), index=False)
     core_seconds = sum(os.times()[:4]) - start
     error = y_new - mean
     rrmse, coverage = _common.rms(error) / np.std(y_new), np.mean(np.abs(error) < 1.96 * np.sqrt(variance))
     return Row(rrmse, coverage, **fields, core_seconds=core_seconds)
 
 
-def draw(table, options):
-    """Draw errors and R-hat by the number of features; hollow points are of chains that do not agree."""
-    figure, (errors, agreement) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for (name, rows), colour in zip(table.groupby("network", sort=False), ("C0", "C1"), strict=False):
-        limit, finite = rows[rows.width == LIMIT], rows[rows.width != LIMIT].sort_values("width")
-        for value in limit.rrmse:
-            errors.axhline(value, color=colour, linestyle="--", label=f"{name}, infinitely wide")
-        errors.plot(finite.num_features, finite.rrmse, color=colour, linewidth=1, label=name)
+def draw_by_width(panels, rows, options):
+    """Draw error, log evidence and R-hat by the number of features; hollow points are of chains that do not agree."""
+    errors, evidence, agreement = panels
+    for colour, (name, some) in zip(("C0", "C1"), rows.groupby("network", sort=False), strict=False):
+        limit, finite = some[some.width == LIMIT], some[some.width != LIMIT].sort_values("width")
         agrees = finite[["rhat", "rhat_effects"]].max(axis=1) <= LARGEST_RHAT
-        for part, face in ((finite[agrees], colour), (finite[~agrees], "white")):
-            errors.plot(part.num_features, part.rrmse, "o", color=colour, markerfacecolor=face)
-        agreement.plot(finite.num_features, finite.rhat, "o-", color=colour, label=f"{name}, predictive mean")
+        for panel, column in ((errors, "rrmse"), (evidence, "log_evidence")):
+            for value in limit[column]:
+                panel.axhline(value, color=colour, linestyle="--", label=f"{name}, infinite")
+            panel.plot(finite.num_features, finite[column], color=colour, linewidth=1, label=name)
+            for part, face in ((finite[agrees], colour), (finite[~agrees], "white")):
+                panel.plot(part.num_features, part[column], "o", color=colour, markerfacecolor=face)
+        agreement.plot(finite.num_features, finite.rhat, "o-", color=colour, label=f"{name}, function")
         if name == ADDITIVE:
             agreement.plot(finite.num_features, finite.rhat_effects, "^:", color=colour, label=f"{name}, effects")
-    errors.axhline(options.noise, color="0.6", linewidth=1, label="noise alone")
-    errors.set(xscale="log", yscale="log", xlabel="features", ylabel="RRMSE")
+    errors.axhline(options.noise, color="0.6", linewidth=1)
     agreement.axhline(LARGEST_RHAT, color="0.6", linewidth=1)
-    agreement.set(xscale="log", xlabel="features", ylabel="largest R-hat of four chains")
-    for panel in (errors, agreement):
-        _common.number_ticks(panel, sorted({int(number) for number in table.num_features if np.isfinite(number)}))
-        panel.legend(fontsize=7)
+    errors.set(ylim=(0, 1.4 * rows.rrmse.max()))  # with room for the legend
+    agreement.set(yscale="log", ylim=(0.95, None), xlabel="features")
+    sizes = [2 * 4**power for power in range(8)]
+    for panel in panels:
+        panel.set(xscale="log")
         panel.grid(alpha=0.3)
+        panel.minorticks_off()
+        limits = panel.get_xlim()
+        panel.set_xticks(sizes, map(str, sizes))
+        panel.set_xlim(limits)
+    agreement.set_yticks(RHAT_TICKS, map(str, RHAT_TICKS))
+
+
+def draw_indices(panel, rows):
+    """Draw total Sobol indices of the widest additive network and the limit with 90 % intervals, and the true ones."""
+    for width, shift, colour in ((LIMIT, -0.15, "0.4"), (rows.width.max(), 0.15, "C1")):
+        some = rows[rows.width == width]
+        spread = np.abs(some[["lower", "upper"]].to_numpy().T - some["mean"].to_numpy())
+        label = "additive" if width else "additive, infinite"
+        panel.errorbar(some.input + 1 + shift, some["mean"], yerr=spread, fmt="o", ms=3, color=colour, label=label)
+    panel.plot(some.input + 1, some.truth, "k_", ms=16, label="true")
+    panel.set(xlabel="input", xticks=some.input + 1)
+    panel.grid(alpha=0.3)
+
+
+def longest(table):
+    """Return the longest runs of each network, of the most rows of each function."""
+    table = table[table.rows == table.groupby("function").rows.transform("max")]
+    others = [name for name in ("index", "input") if name in table]
+    table = table.sort_values("steps").drop_duplicates(["function", "network", "width", *others], keep="last")
+    return table.sort_values(["function", "network"], ascending=[True, False])
+
+
+def draw(table, indices, options):
+    """Draw a column of panels for each function."""
+    functions = table.function.unique()
+    size = 3.4 * len(functions) + 0.6, 9  # legible at half of it
+    figure, axes = plt.subplots(4, len(functions), figsize=size, squeeze=False, layout="constrained")
+    for panels, function in zip(axes.T, functions, strict=True):
+        draw_by_width(panels[:3], table[table.function == function], options)
+        draw_indices(panels[3], indices[(indices.function == function) & (indices["index"] == INDICES[1])])
+        panels[0].set_title(f"{function}, {NUM_INPUTS[function]} inputs")
+    names = "RRMSE", "log evidence", "largest R-hat", "total Sobol index"
+    for panel, name in zip(axes[:, 0], names, strict=True):
+        panel.set_ylabel(name)
+    axes[0, 0].legend(fontsize=7, loc="upper left", ncols=2)
+    for panel in axes[2:, 0]:
+        panel.legend(fontsize=7)
     _common.save(figure, options, "features_learnt.png")
 
 
@@ -145,7 +245,7 @@ def main(options):
     """Run the study, limits first."""
     widths = {DENSE: [LIMIT, *options.dense], ADDITIVE: [LIMIT, *options.additive]}
     cells = [
-        Cell(name, width, options.num_rows, options.steps if width else 0)
+        Cell(options.function, name, width, options.num_rows, options.steps if width else 0)
         for name, some in widths.items()
         for width in some
     ]
@@ -159,18 +259,19 @@ def main(options):
     )
     table = pandas.DataFrame([{**cell._asdict(), **row._asdict()} for cell, row in rows.items()])
     _common.print_table(table.to_dict("records"))
-    longest = table.sort_values("steps").drop_duplicates(["network", "width"], keep="last")
-    draw(longest[longest.rows == options.num_rows], options)
+    indices = pandas.read_csv(options.output / "features_learnt_indices.csv")
+    draw(longest(table), longest(indices), options)
 
 
 if __name__ == "__main__":
     main(
         _common.arguments(
             __doc__,
-            num_rows=(200, "to learn from"),
+            function={"default": "Rosenbrock", "choices": list(NUM_INPUTS), "help": "function to learn"},
+            num_rows=(400, "to learn from"),
             num_test=(1000, "rows to predict, up to 5000"),
             noise=(0.05, "standard deviation of the noise, over that of the function"),
-            dense=([32, 128], "widths of dense networks"),
+            dense=([32, 128, 512, 1024], "widths of dense networks"),
             additive=([16], "widths of additive networks"),
             num_adam=(500, "steps of Adam before each chain"),
             steps=(20000, "of each of the four chains, after a third as many of warmup"),

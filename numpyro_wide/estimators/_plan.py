@@ -17,7 +17,7 @@ SEVERAL = 20.0  # seconds that pay for several architectures of classes, and for
 COMPARED, FITTED, KNOWN = 200, 1000, 3000  # rows to choose limits by, to fit scales to, to predict from: bike, memory
 FEW = 50  # rows; with fewer, one layer, one scale and targets as they are: chance decides
 LIMIT_DEPTHS = 1, 3
-STRUCTURED_COLUMNS = 50  # at the most: Griewank and Rosenbrock of 20
+STRUCTURED_COLUMNS = 50  # at the most: Griewank and Rosenbrock of 20; of 10, with 100 rows, too
 LIMIT_SECONDS, LIMIT_SHARE = 30.0, 0.3  # for a thousand rows, of three layers with scales by column; of the budget
 CODES_SECONDS = 100.0  # of label regression on 3000 rows: digits
 
@@ -283,7 +283,7 @@ def plan_regression(
     # A structured network is a limit alone: not for who asks for layers, for draws, or for a noise by row.
     is_free = isinstance(hidden, str) and noise != "by_row" and 1 < num_columns <= STRUCTURED_COLUMNS
     pays = method == "limit" or (method == "auto" and seconds >= 2 * SEVERAL)
-    if is_free and pays and num_rows > WEIGHTED_ROWS:
+    if is_free and pays and num_rows >= FEW:
         plan = replace(plan, structures=("dense", "additive", "both"))
     if method == "limit":
         return plan

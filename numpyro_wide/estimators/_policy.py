@@ -277,15 +277,18 @@ def compare_architectures(x: np.ndarray, y: np.ndarray, plan: Plan, report: Repo
         # Both again: column scales often change their order.
         fits.append(fitted(activation=_ACTIVATIONS, depth=first, input_scale=True))
     if np.ptp(x, axis=0).all():  # by dummies, few rows may not
-        dense = max(fits, key=log_marginal)
-        by_column = dense.table[0]["input_scale"]
-        activation: Any = dense.activation if by_column else _ACTIVATIONS  # a fit by column takes twice as long
+        forms = [False, True] if max(fits, key=log_marginal).table[0]["input_scale"] else [False]
+        activation: Any = _ACTIVATIONS
         for structure in plan.structures[1:]:
-            before = max(map(log_marginal, fits))
-            fits.append(fitted(activation=activation, structure=structure, input_scale=by_column))
-            if log_marginal(fits[-1]) < before:
+            before, of_structure = max(map(log_marginal, fits)), list[WideLimitFit]()
+            for by_column in forms:
+                of_structure.append(fitted(activation=activation, structure=structure, input_scale=by_column))
+                activation = of_structure[0].activation  # of both, by column, a fit would take twice as long
+            fits += of_structure
+            found = max(of_structure, key=log_marginal)
+            if log_marginal(found) < before:
                 break  # one with a dense block, too, follows on a gain
-            activation = fits[-1].activation
+            activation, forms = found.activation, [found.table[0]["input_scale"]]
     best = max(fits, key=log_marginal)
     table = sorted((row for one in fits for row in one.table), key=lambda row: -row["log_marginal"])
     report.add(

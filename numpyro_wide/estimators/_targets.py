@@ -9,6 +9,7 @@ from numpyro_wide.estimators._plan import Plan
 from numpyro_wide.estimators._posteriors import LimitPosterior, Mixture
 from numpyro_wide.estimators._scoring import is_better
 from numpyro_wide.wide_limit._fit import fit
+from numpyro_wide.wide_limit._limit import WideLimitFit
 
 _NAMES = {"none": "as they are", "cube_root": "cube roots", "log": "logarithms"}  # in the order of extrapolations
 TRANSFORMS = tuple(_NAMES)
@@ -115,11 +116,13 @@ def choose_scale(
         return as_they_are
     rows = random.permutation(len(y))[: plan.transform_rows]
     known = {name: TargetScale.of(name, y) for name in TRANSFORMS}
-    scores = {name: _left_out(x[rows], y[rows], scale) for name, scale in known.items()}
+    structure = _structure(x[rows], as_they_are.forward(y[rows]), plan)
+    scores = {name: _left_out(x[rows], y[rows], scale, structure) for name, scale in known.items()}
     unit = np.mean(as_they_are.scale)
     report.add(
         "Targets",
-        f"leave-one-out log densities per row, and errors, of an infinitely wide network for {len(rows)} rows: "
+        f"leave-one-out log densities per row, and errors, of an infinitely wide network, {structure}, for {len(rows)} "
+        "rows: "
         + ", ".join(
             f"{_NAMES[name]} {found.mean():.3f}, {error / unit:.3f}" for name, (found, error) in scores.items()
         ),
@@ -133,13 +136,24 @@ def choose_scale(
     return known[best]
 
 
-def _left_out(x: np.ndarray, y: np.ndarray, scale: TargetScale) -> tuple[np.ndarray, float]:
+def _structure(x: np.ndarray, z: np.ndarray, plan: Plan) -> str:
+    """Return the structure of the larger evidence: maps of a sum of effects, chosen by a dense limit, are none."""
+    if "additive" not in plan.structures or not np.ptp(x, axis=0).all():
+        return "dense"
+    return max(("dense", "additive"), key=lambda structure: _limit(x, z, structure).table[0]["log_marginal"])
+
+
+def _limit(x: np.ndarray, z: np.ndarray, structure: str) -> WideLimitFit:
+    """Fit a limit; a scale by column of a structured one would take minutes."""
+    by_column = x.shape[1] > 1 and structure == "dense"
+    return fit(x, z, structure=structure, input_scale=by_column, num_restarts=1, num_rows=len(x), progress_bar=False)
+
+
+def _left_out(x: np.ndarray, y: np.ndarray, scale: TargetScale, structure: str) -> tuple[np.ndarray, float]:
     """Return leave-one-out log densities (n,) of the infinitely wide network, and its root mean square error."""
     z = scale.forward(y)
-    by_column = x.shape[1] > 1
-    found = fit(x, z, input_scale=by_column, num_restarts=1, num_rows=len(x), progress_bar=False)
-    limit = LimitPosterior(found)
-    left_out = limit.left_out(found.nngp(x))
+    found = _limit(x, z, structure)
+    left_out = LimitPosterior(found).left_out(found.nngp(x))
     by_row = left_out.log_density(z.reshape(len(z), -1)) + scale.log_slope(y)
     errors = scale.moments(left_out)[0] - y.reshape(len(y), -1)
     return by_row, float(np.sqrt(np.mean(errors**2)))

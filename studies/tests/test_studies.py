@@ -72,7 +72,7 @@ FIGURES = {
     "images.py": "*.csv *.png kernels",
     "finite_cnn.py": "*.csv *.png *_scores.csv",
     "emulators.py": "*.csv *.png *_summary.csv",
-    "features_learnt.py": "*.csv *.png",
+    "features_learnt.py": "*.csv *.png *_indices.csv",
     "sbibm.py": "*.csv *.png *_summary.csv",
     "any_size.py": "*.csv *.png",
     "parametrisations.py": "*.csv *_summary.csv",

@@ -166,7 +166,7 @@ def test_a_dense_block_is_tried_where_effects_alone_gain(monkeypatch):
         (5.0, -1.0, 1.0, [("additive", False), ("both", False)]),
         (-5.0, -1.0, 1.0, [("additive", False)]),
         (5.0, -1.0, 0.0, []),
-        (5.0, 2.0, 1.0, [("additive", True), ("both", True)]),
+        (5.0, 2.0, 1.0, [("additive", False), ("additive", True), ("both", True)]),
     ):
         seen = []
 
