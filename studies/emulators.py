@@ -214,7 +214,7 @@ def draw(summary, options):
         panel.grid(alpha=0.3)
     names = [f"{function}, {inputs}" for function, inputs in places]
     axes[0, 0].set_yticks(list(places.values()), names)
-    axes[0, -1].legend()
+    figure.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     _common.save(figure, options, "emulators.png")
 
 
