@@ -156,7 +156,7 @@ def test_the_report_says_what_the_posterior_is():
         assert posterior_line(base | change) == f"posterior: {line}"
 
 
-@pytest.mark.fault("estimators/_policy.py", "if log_marginal(fits[-1]) < before:", "if False:")
+@pytest.mark.fault("estimators/_policy.py", "if log_marginal(found) < before:", "if False:")
 @pytest.mark.fault("estimators/_policy.py", "    if np.ptp(x, axis=0).all():  #", "    if True:  #")
 @pytest.mark.fault("estimators/_policy.py", "structure=structure, input_scale=by_column", "structure=structure")
 def test_a_dense_block_is_tried_where_effects_alone_gain(monkeypatch):
