@@ -200,12 +200,13 @@ def test_chains_that_do_not_agree_are_no_posterior(monkeypatch):
 def test_a_sum_of_effects_is_found():
     random = np.random.default_rng(0)
     x = random.uniform(-1, 1, (360, 6))
-    y = np.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3] ** 2 + 0.01 * random.normal(size=360)
+    function = np.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3] ** 2
+    y = function + 0.01 * random.normal(size=360)
     plan = plan_regression(160, 6, 1, time_budget=60)
     model = WideBNNRegressor(plan=plan, random_state=0).fit(x[:160], y[:160])
     dense = WideBNNRegressor(random_state=0, method="limit", hidden=(50,)).fit(x[:160], y[:160])
     assert model.method_ == "limit" and model.summary_["structure"] in ("additive", "both")
-    errors = [np.sqrt(np.mean((one.predict(x[160:]) - y[160:]) ** 2)) for one in (model, dense)]
+    errors = [np.sqrt(np.mean((one.predict(x[160:]) - function[160:]) ** 2)) for one in (model, dense)]
     assert errors[0] < 0.5 * errors[1] and errors[0] < 0.05
     assert model.predict(x[160:170], return_cov=True)[1].shape == (10, 10)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
