@@ -116,8 +116,9 @@ def choose_scale(
         return as_they_are
     rows = random.permutation(len(y))[: plan.transform_rows]
     known = {name: TargetScale.of(name, y) for name in TRANSFORMS}
-    structure = _structure(x[rows], as_they_are.forward(y[rows]), plan)
-    scores = {name: _left_out(x[rows], y[rows], scale, structure) for name, scale in known.items()}
+    limits = _limits(x[rows], {name: scale.forward(y[rows]) for name, scale in known.items()}, plan)
+    structure = limits["none"].table[0]["structure"]
+    scores = {name: _left_out(limits[name], y[rows], scale) for name, scale in known.items()}
     unit = np.mean(as_they_are.scale)
     report.add(
         "Targets",
@@ -136,11 +137,16 @@ def choose_scale(
     return known[best]
 
 
-def _structure(x: np.ndarray, z: np.ndarray, plan: Plan) -> str:
-    """Return the structure of the larger evidence: maps of a sum of effects, chosen by a dense limit, are none."""
-    if "additive" not in plan.structures or not np.ptp(x, axis=0).all():
-        return "dense"
-    return max(("dense", "additive"), key=lambda structure: _limit(x, z, structure).table[0]["log_marginal"])
+def _limits(x: np.ndarray, by_map: dict[str, np.ndarray], plan: Plan) -> dict[str, WideLimitFit]:
+    """Fit maps of the targets, of the structure with the larger evidence of the targets as they are.
+
+    Maps of a sum of effects, chosen by a dense limit, are none.
+    """
+    may_be_sum = "additive" in plan.structures and np.ptp(x, axis=0).all()
+    fits = [_limit(x, by_map["none"], structure) for structure in ("dense", "additive")[: 1 + bool(may_be_sum)]]
+    best = max(fits, key=lambda one: one.table[0]["log_marginal"])
+    others = {name: _limit(x, z, best.table[0]["structure"]) for name, z in by_map.items() if name != "none"}
+    return {"none": best} | others
 
 
 def _limit(x: np.ndarray, z: np.ndarray, structure: str) -> WideLimitFit:
@@ -149,11 +155,9 @@ def _limit(x: np.ndarray, z: np.ndarray, structure: str) -> WideLimitFit:
     return fit(x, z, structure=structure, input_scale=by_column, num_restarts=1, num_rows=len(x), progress_bar=False)
 
 
-def _left_out(x: np.ndarray, y: np.ndarray, scale: TargetScale, structure: str) -> tuple[np.ndarray, float]:
-    """Return leave-one-out log densities (n,) of the infinitely wide network, and its root mean square error."""
-    z = scale.forward(y)
-    found = _limit(x, z, structure)
-    left_out = LimitPosterior(found).left_out(found.nngp(x))
-    by_row = left_out.log_density(z.reshape(len(z), -1)) + scale.log_slope(y)
+def _left_out(limit: WideLimitFit, y: np.ndarray, scale: TargetScale) -> tuple[np.ndarray, float]:
+    """Return leave-one-out log densities (n,) of a limit of targets y, and its root mean square error."""
+    left_out = LimitPosterior(limit).left_out(limit.nngp(limit.inputs))
+    by_row = left_out.log_density(limit.targets.reshape(len(y), -1)) + scale.log_slope(y)
     errors = scale.moments(left_out)[0] - y.reshape(len(y), -1)
     return by_row, float(np.sqrt(np.mean(errors**2)))

@@ -13,7 +13,8 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide._activations import Activation
-from numpyro_wide.wide_limit._duals import activation_dual, determinant_of_numbers
+from numpyro_wide.wide_limit._duals import determinant_of_numbers
+from numpyro_wide.wide_limit._layer_kernels import Inputs
 
 T = TypeVar("T")
 Scales = dict[str, Array]  # w_std, b_std and relevance by column, and order_scale by order
@@ -37,18 +38,9 @@ def unit_means(activation: Activation, scales: Scales, x: Array, nodes: Array, w
 def unit_kernel(activation: Activation, column: tuple, same: Array | None, share: Array | None = None) -> Kernel:
     """Return the kernel of units of one input, with a share of their tangent kernel, from scales and (n1,), (n2,)."""
     w_std, b_std, x1, x2 = column
-    w_var, b_var, dual = w_std**2, b_std**2, activation_dual(activation)
-    moments1, moments2 = (dual.moments(w_var * x**2 + b_var) for x in (x1, x2))
-    left = jax.tree.map(lambda moment: moment[..., None] if moment.ndim else moment, moments1)
-    right = jax.tree.map(lambda moment: moment[..., None, :] if moment.ndim else moment, moments2)
-    x1, x2 = x1[:, None], x2[None, :]
-    covariance = w_var * (x1 * x2) + b_var
-    product, slope = dual.pairs(left, right, covariance, determinant_of_numbers(x1, x2, w_var, b_var))
-    if same is not None:
-        # An angle near 0 is off by √ε.
-        product, slope = jnp.where(same, left.product, product), jnp.where(same, left.slope, slope)
-    tangent = 0.0 if share is None else share * slope * covariance
-    return product + tangent, jnp.maximum(moments1.error, moments2.error)
+    determinant = determinant_of_numbers(x1[:, None], x2[None, :], w_std**2, b_std**2)
+    units = Inputs(x1[:, None], x2[:, None], same).vectors().dense(w_std, b_std).activate(activation, determinant)
+    return units.product if share is None else units.product + share * units.tangent, units.error
 
 
 def sum_of_effects(

@@ -157,15 +157,15 @@ class LayerKernels:
 
         return self.settled()._mapped(mean).dense(w_std, b_std)
 
-    def activate(self, activation: Activation) -> "LayerKernels":
-        """Return the kernels of activated units."""
+    def activate(self, activation: Activation, determinant: Array | None = None) -> "LayerKernels":
+        """Return the kernels of activated units, with their own :func:`reduced_determinant` if it is given."""
         dual = activation_dual(activation)
         w_var, b_var = self.affine or (jnp.ones_like(self.error), jnp.zeros_like(self.error))
         moments1, moments2 = (dual.moments(w_var * square + b_var) for square in (self.square1, self.square2))
         left, right = jax.tree.map(self._along_rows, moments1), jax.tree.map(self._along_columns, moments2)
-        determinant = reduced_determinant(
-            self._along_rows(self.square1), self._along_columns(self.square2), self.product, w_var, b_var
-        )
+        if determinant is None:
+            squares = self._along_rows(self.square1), self._along_columns(self.square2)
+            determinant = reduced_determinant(*squares, self.product, w_var, b_var)
         product, slope = dual.pairs(left, right, w_var * self.product + b_var, determinant)
         if self.same is not None:
             # An angle near 0 is off by √ε.

@@ -95,7 +95,7 @@ def test_the_map_of_the_targets_is_found(transform):
 @pytest.mark.fault("estimators/_targets.py", "is_clear and scores", "is_clear or scores")
 @parametrize(("error", "expected"), [(1.0, "log"), (1.2, "none")], rest="slow")
 def test_a_better_density_does_not_pay_for_worse_means(error, expected, monkeypatch):
-    def left_out(x, y, scale, structure):
+    def left_out(limit, y, scale):
         is_log = scale.transform == "log"
         return np.full(len(y), float(is_log)), error if is_log else 1.0
 
@@ -103,13 +103,13 @@ def test_a_better_density_does_not_pay_for_worse_means(error, expected, monkeypa
     assert choose_scale(X, Y["log"], PLAN, np.random.RandomState(0), Report("targets")).transform == expected
 
 
-@pytest.mark.fault("estimators/_targets.py", 'max(("dense", "additive")', 'min(("dense", "additive")')
+@pytest.mark.fault("estimators/_targets.py", "max(fits, key", "min(fits, key")
 def test_maps_of_a_sum_of_effects_are_chosen_by_its_limit(monkeypatch):
     """A cube root of a sum is none: dense limits took it for Rosenbrock's function, at 22 times the error."""
     seen = []
 
-    def left_out(x, y, scale, structure):
-        seen.append(structure)
+    def left_out(limit, y, scale):
+        seen.append(limit.table[0]["structure"])
         return np.zeros(len(y)), 1.0
 
     monkeypatch.setattr(_targets, "_left_out", left_out)

@@ -70,7 +70,7 @@ def test_kernels_are_moments_of_the_network(x64, activation):
     np.testing.assert_allclose(wide_limit.kernel(network).nngp(X[:3, :2]), moments, atol=1e-6)
 
 
-@pytest.mark.fault("wide_limit/_additive.py", "share * slope * covariance", "share * covariance")
+@pytest.mark.fault("wide_limit/_additive.py", "units.product + share * units.tangent", "units.product")
 @pytest.mark.slow
 def test_finite_networks_have_both_kernels_on_average():
     """The mean over draws, of features and of gradients, at any width; a dense block has its own limit."""
