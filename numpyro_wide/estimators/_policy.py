@@ -85,12 +85,15 @@ class Regression:
 
     def choose_noise(self) -> bool:
         """Whether the noise may depend on inputs; it holds a constant one, too, so that no test need be trusted."""
-        if self.plan.noise == "auto" and loo.has_steps(self.fit.targets, self.fit.noise_scale):
-            # Exact predictions of such a value have an unbounded density.
+        is_constant = self.plan.noise == "constant"
+        if loo.has_steps(self.fit.targets, self.fit.noise_scale):
             line = "the targets are discrete, such as ratings, but predicted as continuous: round draws of sample_y"
-            self.report.add("Noise", f"constant: {line}; one that varies would vanish")
-            return False
-        return self.plan.noise != "constant"
+            self.report.add("Noise", line)
+            if self.plan.noise == "auto":
+                # Exact predictions of such a value have an unbounded density.
+                self.report.add("Noise", "constant: one that varies would vanish")
+                is_constant = True
+        return not is_constant
 
     def draw(self, by_row: bool) -> Run | None:
         """Return draws of a finite network; None where the budget pays for none."""

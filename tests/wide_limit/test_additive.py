@@ -128,13 +128,14 @@ def test_slopes_of_the_evidence(depth, by_input, which):
     rest="slow",
 )
 def test_the_evidence_prefers_the_structure_of_the_function(function, best):
-    x, x_new = RNG.normal(size=(2, 60, 3))
-    y = function(x) + 0.02 * RNG.normal(size=60)
+    random = np.random.default_rng(0)
+    x, x_new = random.uniform(-1.5, 1.5, size=(2, 60, 3))  # few rows say little of far ones
+    y = function(x) + 0.02 * random.normal(size=60)
     fit = wide_limit.fit(x, y, structure=("dense", "additive"), num_restarts=1, num_rows=60)
     assert [row["structure"] for row in fit.table] == [best, *{"additive", "dense"} - {best}]
     assert fit.table[0]["log_marginal"] > fit.table[1]["log_marginal"] + 5
     mean, _ = fit.predict(x_new)
-    assert np.sqrt(np.mean((mean - function(x_new)) ** 2)) < 0.3 * np.std(function(x_new))
+    assert np.sqrt(np.mean((mean - function(x_new)) ** 2)) < 0.15 * np.std(function(x_new))
     if best == "additive":
         kernel = wide_limit.kernel(fit.network)
         with double_precision():
